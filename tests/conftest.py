@@ -44,9 +44,6 @@ TEMPORARY = "MMKIT_TEST_TMPDIR"
 OURS = pytest.StashKey[str]()
 """The same folder, in the process that makes and removes it."""
 
-FOLDERS = ("engine", "night", "path", "unit")
-"""In the order in which they start where no seconds are recorded: what takes longest does not come last."""
-
 SECONDS = Path(__file__).with_name("seconds.json")
 """Seconds of each scope of five and more; ``--store-seconds`` writes them."""
 
@@ -101,15 +98,13 @@ class Stopwatch:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest scopes start first, so that no worker waits for another at the end."""
+    """The longest scopes start first, so that no worker waits for another at the end. Of the others, tests/engine comes
+    first, as it is collected."""
     seconds = json.loads(SECONDS.read_text())
     here = Path(__file__).parent
     ours = [item for item in items if item.path.is_relative_to(here)]
 
-    def start(item: pytest.Item) -> tuple[float, int]:
-        return -seconds.get(scope_of(item.nodeid), 0), FOLDERS.index(item.path.relative_to(here).parts[0])
-
-    ours.sort(key=start)
+    ours.sort(key=lambda item: -seconds.get(scope_of(item.nodeid), 0))
     items[:] = [*ours, *(item for item in items if not item.path.is_relative_to(here))]
     for item in ours:
         if item.path.is_relative_to(here / "engine"):

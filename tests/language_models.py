@@ -15,7 +15,9 @@ CHATML = (
 SENTENCES = [f"channel {channel} {way}" for channel, way in product(range(4), ("falls", "rises"))]
 
 
-def language_model(folder: Path, config_class: Any, *, chat_template: str | None, **options: Any) -> Path:
+def language_model(
+    folder: Path, config_class: Any, *, chat_template: str | None, steps: int = 100, **options: Any
+) -> Path:
     """A language model that was trained on the answers of the data that `mmkit new` writes. Returns the folder."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -43,7 +45,7 @@ def language_model(folder: Path, config_class: Any, *, chat_template: str | None
     )
     model = AutoModelForCausalLM.from_config(config)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    for step in range(100):
+    for step in range(steps):
         ids = torch.tensor([tokenizer.encode(SENTENCES[step % len(SENTENCES)] + "<|im_end|>")])
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()

@@ -90,10 +90,6 @@ SYSTEMS = {
 }
 
 
-class MadeUpForCausalLM(StandIn):
-    """What vLLM's registry asks of a multimodal model, and nothing else: it stands in for the model class."""
-
-
 @functools.cache
 def processor(name: str, checkpoint: str | None = None, **options: Any) -> Any:
     """The generated processor of a system, in vLLM, on its stored checkpoint or another."""
@@ -102,7 +98,7 @@ def processor(name: str, checkpoint: str | None = None, **options: Any) -> Any:
     # the second oracle
     architecture = f"Generated{system.architecture}"
     flags = {"__module__": __name__, "supports_mm_device_do_normalize": system.normalises}
-    model = type(architecture, (MadeUpForCausalLM,), flags)
+    model = type(architecture, (StandIn,), flags)
     globals()[architecture] = model
     ModelRegistry.register_model(architecture, model)
     spec = system.load_spec()

@@ -1,9 +1,5 @@
 """A strategy for specs themselves: random layouts, updates, fields and items over a made-up config
-and vocabulary.
-
-What is drawn is a description, plain data whose `repr` can be copied; `SpecSample.spec` builds the
-spec from it with the public combinators. Layouts are trees of tests/unit/naive.py, which tells
-independently what the spec must do.
+and vocabulary. The `repr` of what is drawn is its source.
 """
 
 from __future__ import annotations
@@ -11,29 +7,24 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 
+from mmkit import Record, Tensor, Text, between
 from mmkit.expr import cfg, fields, item, tok, where
 from mmkit.field import Flat, batched, constant, derived, flat
-from mmkit.items import between
-from mmkit.items.tensor import Tensor
-from mmkit.layout import Layout, Update, already_expanded, each, embed, ending_with, insert, literal, nothing, replace
+from mmkit.layout import Layout, Replace, already_expanded, each, embed, ending_with, insert, literal, nothing, replace
 from mmkit.model_spec import ModelSpec
 from mmkit.spec import Modality
 
-__all__ = ["ModalitySample", "SpecSample", "checkpoint", "specs", "write_checkpoint"]
-
-NUMBERS = {"one": 1, "two": 2, "three": 3}
+NUMBERS = {"one": 1, "two": 2, "three": 3, "rows": (2, 1, 3)}
 """Attributes of the made-up config."""
 
-ROWS = (2, 1, 3)
 NAMES = ("alpha", "beta")
 MARKS = {name: (f"<{name}>", f"<{name}_embed>", f"<{name}_open>", f"<{name}_close>") for name in NAMES}
 """Per modality: its target, its placeholder, and two literal tokens."""
@@ -66,151 +57,77 @@ def write_checkpoint(
 @cache
 def checkpoint(architecture: str = "MmkitMadeUp") -> Path:
     """A folder whose config has the attributes of `NUMBERS`."""
-    config = {"architectures": [architecture], "vocab_size": len(WORDS), **NUMBERS, "rows": ROWS}
+    config = {"architectures": [architecture], "vocab_size": len(WORDS), **NUMBERS}
     folder = Path(tempfile.mkdtemp(prefix="mmkit-specs-"))
     return write_checkpoint(folder, WORDS, [*chain(*MARKS.values())], max_position_embeddings=4096, **config)
 
 
-ID = {word: i for i, word in enumerate(WORDS)}
-Tree = tuple[Any, ...]
+def _layout(draw: Any, name: str, length: Any, depth: int = 3, loops: tuple[Any, ...] = ()) -> Layout:
+    """Shrinks towards one literal token."""
+    _, placeholder, *marks = MARKS[name]
+    known = [cfg.one, cfg.two, cfg.three, length, *loops]
+    number = st.integers(0, 3) | st.integers(0, len(known) - 1).map(known.__getitem__)
+    kinds = ["token", "embed", *["sequence", "repeat", "where", "each", "each"] * (depth > 0)]
 
+    def inner(*more: Any) -> Layout:
+        return _layout(draw, name, length, depth - 1, (*loops, *more))
 
-@dataclass(frozen=True)
-class ModalitySample:
-    """One modality, as plain data."""
-
-    name: str
-    least: int
-    most: int
-    tree: Tree
-    updates: tuple[str, ...]
-    fields: tuple[str, ...]
-    embeds: bool
-
-    def build(self) -> Modality:
-        """The modality that it describes."""
-        target, placeholder, *_ = MARKS[self.name]
-        kinds = {
-            "replace": replace(tok[target]),
-            "replace text": replace(literal(tok[target], tok["a"])),
-            "start": insert(at="start"),
-            "after": insert(after=tok["<s>"]),
-            "in place": already_expanded(),
-        }
-        updates: list[Update] = [kinds[kind] for kind in self.updates]
-        lengths = (self.least, self.most)
-        data, length, common = f"{self.name}_data", f"{self.name}_length", f"{self.name}_common"
-        declared = {
-            "batched": {data: batched()},
-            "flat": {data: flat(item.length)},
-            "derived": {length: derived(item.length, dtype="int64"), data: flat(fields[length])},
-            "shared": {data: batched(), common: constant(cfg.two, dtype="int32")},
-        }
-        parts = {key: value for kind in self.fields for key, value in declared[kind].items()}
-        return Modality(
-            self.name,
-            # a longer item need not have more placeholders
-            item=Tensor((between(*lengths), 2), largest=[(n, 2) for n in range(lengths[0], lengths[1] + 1)]),
-            # an item has at least one placeholder
-            layout=embed(tok[placeholder]) + _build(self.tree),
-            update=updates,
-            fields=parts,
-            process=_Process(data, isinstance(parts[data], Flat)),
-            embeds=self.embeds,
-        )
-
-
-@dataclass(frozen=True)
-class _Process:
-    """Items as one field: one after the other where it is flat."""
-
-    name: str
-    joined: bool
-
-    def __call__(self, values: Any, scope: Any) -> dict[str, Any]:
-        import torch
-
-        return {self.name: torch.cat(list(values)) if self.joined else list(values)}
-
-
-def _build(tree: Tree, loops: tuple[Any, ...] = ()) -> Layout:
-    def value(number: Any) -> Any:
-        match number:
-            case ("loop", depth):
-                return loops[depth]
-            case (root, name):
-                return getattr({"cfg": cfg, "item": item}[root], name)
-        return number
-
-    match tree:
-        case ("token", number):
-            return literal(number)
-        case ("embed", number):
-            return embed(number)
-        case ("repeat", body, count):
-            repeated: Layout = _build(body, loops) * value(count)
+    match draw(st.sampled_from(kinds)):
+        case "token":
+            return literal(tok[draw(st.sampled_from(marks))])
+        case "embed":
+            return embed(tok[placeholder])
+        case "sequence":
+            return sum((inner() for _ in range(draw(st.integers(0, 3)))), nothing)
+        case "repeat":
+            repeated: Layout = inner() * draw(number)
             return repeated
-        case ("sequence", parts):
-            return sum((_build(part, loops) for part in parts), nothing)
-        case ("where", number, limit, then, other):
+        case "where":
             # a layout inside where() is chosen per item
-            return literal(where(value(number) > limit, _build(then, loops), _build(other, loops)))
-    _, over, body, sep, _ = tree
-    separator = nothing if sep is None else _build(sep, loops)
-    return each(value(over), lambda x: _build(body, (*loops, x)), sep=separator)
+            return literal(where(length > draw(st.integers(0, 3)), inner(), inner()))
+    over = draw(number | st.just(cfg.rows))
+    return each(over, inner, sep=inner() if draw(st.booleans()) else nothing)
 
 
-def _varies(tree: Any) -> bool:
-    """Whether a layout depends on the item."""
-    return tree == ("item", "length") or (isinstance(tree, tuple) and any(map(_varies, tree)))
-
-
-@dataclass(frozen=True)
-class SpecSample:
-    """A spec of one or two modalities, as plain data."""
-
-    modalities: tuple[ModalitySample, ...]
-    suffix: bool = False
-
-    @cached_property
-    def spec(self) -> ModelSpec:
-        modalities = (sample.build() for sample in self.modalities)
-        return ModelSpec("made_up", *modalities, prompt=ending_with(tok["</s>"]) if self.suffix else None)
-
-
-@cache
-def trees(name: str, depth: int = 3, loops: int = 0) -> SearchStrategy[Tree]:
-    """Layouts. Shrinks towards one literal token."""
-    known = [*(("cfg", number) for number in NUMBERS), ("item", "length"), *(("loop", n) for n in range(loops))]
-    numbers = st.integers(0, 3) | st.sampled_from(known)
-    _, placeholder, *marks = (ID[mark] for mark in MARKS[name])
-    flats: SearchStrategy[Tree] = st.tuples(st.just("token"), st.sampled_from(marks)) | st.just(("embed", placeholder))
-    if not depth:
-        return flats
-    inner, inside = trees(name, depth - 1, loops), trees(name, depth - 1, loops + 1)
-    over, limit = numbers | st.just(("cfg", "rows")), st.integers(0, 3)
-    return (
-        flats
-        | st.tuples(st.just("sequence"), st.lists(inner, max_size=3).map(tuple))
-        | st.tuples(st.just("repeat"), inner, numbers)
-        | st.tuples(st.just("where"), st.just(("item", "length")), limit, inner, inner)
-        | st.tuples(st.just("each"), over, inside, st.none() | flats, st.none())
+@st.composite
+def _modality(draw: Any, name: str) -> Modality:
+    """Shrinks towards one fixed size, one placeholder, replacement and a batched field."""
+    target, placeholder, *_ = (tok[mark] for mark in MARKS[name])
+    text = replace(literal(target, tok["a"]))
+    inserted = [insert(at="start"), insert(after=tok["<s>"])]
+    one = draw(st.sampled_from([replace(target), text, already_expanded(), *inserted]))
+    both = isinstance(one, Replace) and draw(st.booleans())
+    least = draw(st.integers(1, 3))
+    most = draw(st.integers(least, 4))
+    # a longer item need not have more placeholders
+    rows = Tensor((between(least, most), 2), largest=[(n, 2) for n in range(least, most + 1)])
+    marked = Tensor((1,), "int64", bound=between(0, item.body.length - 1))
+    of_parts = draw(st.booleans())
+    length = item.body.length if of_parts else item.length
+    data, count, common = f"{name}_data", f"{name}_length", f"{name}_common"
+    fields_of = {
+        "batched": {data: batched()},
+        "flat": {data: flat(length)},
+        "derived": {count: derived(length, dtype="int64"), data: flat(fields[count])},
+        "shared": {data: batched(), common: constant(cfg.two, dtype="int32")},
+    }
+    layout = _layout(draw, name, length)
+    parts = fields_of[draw(st.sampled_from([*fields_of]))]
+    join = torch.cat if isinstance(parts[data], Flat) else list
+    return Modality(
+        name,
+        item=Record(body=rows, marked=marked, word=Text(most=3)) if of_parts else rows,
+        # an item has at least one placeholder
+        layout=embed(placeholder) + layout,
+        update=[text, replace(target)] if both else one,
+        fields=parts,
+        process=lambda values, scope: {data: join([one["body"] if of_parts else one for one in values])},
+        embeds=not any(leaf.root == "item" for leaf in layout.leaves()) and draw(st.booleans()),
     )
 
 
 @st.composite
-def specs(draw: Any) -> SpecSample:
-    """Specs. Shrinks towards one modality of one fixed size, one placeholder, replacement and a
-    batched field."""
-    modalities = []
-    for name in NAMES[: draw(st.integers(1, 2))]:
-        least = draw(st.integers(1, 3))
-        kinds = ["replace", "replace text", "in place", "start", "after"]
-        updates: tuple[str, ...] = (draw(st.sampled_from(kinds)),)
-        if updates[0].startswith("replace") and draw(st.booleans()):
-            updates = ("replace text", "replace")
-        tree, most = draw(trees(name)), draw(st.integers(least, 4))
-        fields = (draw(st.sampled_from(["batched", "flat", "derived", "shared"])),)
-        embeds = not _varies(tree) and draw(st.booleans())
-        modalities.append(ModalitySample(name, least, most, tree, updates, fields, embeds))
-    return SpecSample(tuple(modalities), draw(st.booleans()))
+def specs(draw: Any) -> ModelSpec:
+    """Specs of one or two modalities."""
+    modalities = [draw(_modality(name)) for name in NAMES[: draw(st.integers(1, 2))]]
+    return ModelSpec("made_up", *modalities, prompt=ending_with(tok["</s>"]) if draw(st.booleans()) else None)

@@ -47,12 +47,9 @@ WAIT = 240  # seconds after which an answer does not come any more
 
 def terra_server(log: Path, *options: str, environment: Body | None = None, **limits: int) -> Server:
     """A server of Terra, not started yet; `limits` replace those of LIMITS."""
-    variables = {
-        "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
-        # oneDNN keeps what it compiled for the last 1024 shapes: 150 MiB, which look like a leak
-        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16",
-    } | {f"MMKIT_SERVE_{name}": str(value) for name, value in {**LIMITS, **limits}.items()}  # fmt: skip
+    # oneDNN keeps what it compiled for the last 1024 shapes: 150 MiB, which look like a leak
+    variables = {"VLLM_LOGGING_LEVEL": "ERROR", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
+    variables |= {f"MMKIT_SERVE_{name}": str(value) for name, value in {**LIMITS, **limits}.items()}
     return Server(CHECKPOINT, *OPTIONS, *options, environment={**variables, **(environment or {})}, log=log)
 
 

@@ -10,20 +10,29 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen2Config
 
+from examples.terra.configuration import LlamaActionConfig
+from examples.terra.reference import LlamaActionForCausalLM
 from mmkit.cli.new import KINDS, new
 from mmkit.serve import Client
 from mmkit.serve.process import Server
 from tests.engine.processes import run
-from tests.engine.terra.published import make_published
 from tests.language_models import CHATML, language_model
 
 pytestmark = pytest.mark.timeout(900)
 
+PUBLISHED: dict[str, Any] = dict(
+    vocab_size=262_145, num_image_patches=576, num_spatio_embeddings=582, pad_token_id=262_144, dtype="float32",
+    hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=1, num_key_value_heads=1,
+    head_dim=32, architectures=["LlamaActionForCausalLM"],
+)  # fmt: skip
+"""The published layout, with a narrow hidden size."""
+
 
 def test_published_layout_runs(tmp_path: Path) -> None:
     """Frames of 576 tokens, identical to the reference."""
-    model = make_published(tmp_path / "model")
-    run("-m", "examples.terra", "--out", str(tmp_path), "--model", str(model), "--frames", "2")
+    torch.manual_seed(0)
+    LlamaActionForCausalLM(LlamaActionConfig(**PUBLISHED)).save_pretrained(tmp_path / "model")
+    run("-m", "examples.terra", "--out", str(tmp_path), "--model", str(tmp_path / "model"), "--frames", "2")
     report: dict[str, Any] = json.loads((tmp_path / "terra.json").read_text())
     assert report["vLLM"]["prompt_tokens"] == [3 * 582, 4 * 582]
     assert report["vLLM"]["cached_tokens"][1] >= 0.95 * 4 * 582
@@ -52,7 +61,7 @@ def test_a_new_package_by_the_commands_of_its_readme(kind: str, language: str, t
     elif language == "llama":
         language_model(tmp_path / "base", LlamaConfig, chat_template=None)
     folder = new("package", "thing", tmp_path, kind=kind, language_model=base)
-    environment = {"PYTHONPATH": installed(folder, tmp_path / "site"), "MMKIT_MODULES": ""}
+    environment = installed(folder, tmp_path / "site")
     run("-m", "package.train", "checkpoint", cwd=folder, **environment)
     output = run("-m", "pytest", "-p", "no:cacheprovider", cwd=folder, **environment)
     assert re.search(r"\d+ passed", output)
@@ -67,7 +76,7 @@ def test_a_new_package_by_the_commands_of_its_readme(kind: str, language: str, t
 def test_unsound_rows_are_counted(tmp_path: Path) -> None:
     """In float16 the encoder of a new package overflows: the worker counts, and the API server tells."""
     folder = new("weather", "series", tmp_path)
-    environment = {"PYTHONPATH": installed(folder, tmp_path / "site"), "MMKIT_MODULES": ""}
+    environment = installed(folder, tmp_path / "site")
     run("-m", "weather.train", "checkpoint", "--steps", "0", cwd=folder, **environment)
     log, options = tmp_path / "log", ("--dtype", "float16")
     with (
@@ -86,8 +95,8 @@ def test_unsound_rows_are_counted(tmp_path: Path) -> None:
     assert "weather.series: the encoder rows of 1 item(s) were not finite" in log.read_text()
 
 
-def installed(folder: Path, target: Path) -> str:
-    """The package is installed beside this environment rather than into it."""
+def installed(folder: Path, target: Path) -> dict[str, str]:
+    """The package is installed beside this environment rather than into it; the variables with which it is found."""
     options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
     run("-m", "pip", "install", *options, "--target", str(target), str(folder), cwd=folder)
-    return str(target)
+    return {"PYTHONPATH": str(target), "MMKIT_MODULES": ""}

@@ -20,6 +20,7 @@ from websockets.frames import Frame, Opcode
 
 from mmkit.serve.process import Server
 from tests.engine.terra_server import clients
+from tests.engine.terra_server.clients import head
 from tests.night.malformed import GENERATE, HEADERS, KEY, SESSION
 from tests.night.proxy import NGINX, Proxy, deployed
 from tests.night.soak import MIB, Beside, peak, terra_server
@@ -57,15 +58,7 @@ def raw(proxy: Proxy) -> socket.socket:
     return connection
 
 
-def head(method: str, path: str, *lines: str) -> bytes:
-    fixed = (f"{method} {path} HTTP/1.1", "Host: x", f"Authorization: {HEADERS['authorization']}")
-    return "\r\n".join([*fixed, *lines, "", ""]).encode()
-
-
-UPGRADE = head(
-    "GET", SESSION, "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13",
-    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
-)  # fmt: skip
+UPGRADE = head("GET", SESSION, *clients.UPGRADE)
 
 
 def session(proxy: Proxy, **options: Any) -> Any:

@@ -1,8 +1,6 @@
 """Sessions that fall silent, and a server that is stopped while clients wait; test_proxy.py has the other slow ones."""
 
-import base64
 import json
-import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -24,9 +22,7 @@ IDLE_SECONDS = 6
 @contextmanager
 def shaken(server: Server) -> Iterator[socket.socket]:
     """A websocket that never answers."""
-    key = f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}"
-    lines = ("Connection: Upgrade", "Upgrade: websocket", key, "Sec-WebSocket-Version: 13")
-    with clients.plain(server, "GET", SESSION, *lines) as connection:
+    with clients.plain(server, "GET", SESSION, *clients.UPGRADE) as connection:
         assert connection.recv(12) == b"HTTP/1.1 101"
         yield connection
 

@@ -6,12 +6,12 @@ written by the caller) over a made-up checkpoint. docs/data/planted-bugs.md tell
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -215,17 +215,15 @@ class OneLength(ByHand):
 
 
 _numbers = itertools.count()
-_folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
-@functools.cache
+@cache
 def checkpoint(architecture: str = "PlantedForCausalLM", tokenizer: bool = True) -> Path:
     """A folder with a tiny config and, for text, a tokenizer of whole words that begins every text with <s>."""
-    holder = tempfile.TemporaryDirectory(prefix="mmkit-planted-")  # removed when the interpreter exits
-    _folders.append(holder)
     config = {"architectures": [architecture], "vocab_size": VOCABULARY, "max_position_embeddings": 256}
     words = TOKENS if tokenizer else []
-    return write_checkpoint(Path(holder.name), words, SPECIAL[3:], begins=tokenizer, pad_token_id=31, **config)
+    folder = Path(tempfile.mkdtemp(prefix="mmkit-planted-"))
+    return write_checkpoint(folder, words, SPECIAL[3:], begins=tokenizer, pad_token_id=31, **config)
 
 
 def mixed(spec: ModelSpec = MIXED, **classes: type) -> Subject:
@@ -251,8 +249,8 @@ def _registered(model: type, spec: ModelSpec) -> str:
 
 
 BASES: dict[str, Callable[[], Subject]] = {
-    "mixed": functools.partial(with_model, Derived),
-    "by hand": functools.partial(with_model, ByHand),
+    "mixed": partial(with_model, Derived),
+    "by hand": partial(with_model, ByHand),
     "robot": lambda: of_spec(ROBOT, checkpoint(tokenizer=False)),
 }
 """Correct ones, of which every law holds."""
@@ -303,7 +301,7 @@ class Bug:
 def overriding(base: type, hook: str, change: Callable[..., Any]) -> type:
     """A subclass with another method, a function of the inherited one and of its arguments."""
 
-    @functools.wraps(getattr(base, hook))
+    @wraps(getattr(base, hook))
     def method(self: Any, *rest: Any, **named: Any) -> Any:
         return change(getattr(super(subclass, self), hook), *rest, **named)
 
@@ -349,14 +347,10 @@ def layout_longer_than_the_rows():
     return {"layout": embed(tok["<pad>"]) * 3}
 
 
-def _placed_otherwise(change: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def _placed_otherwise(change: Callable[[Any, Any], Any], inherited: Any, *request: Any) -> Any:
     """Items are placed as ever, and then each place is changed, a function of it and of all places."""
-
-    def placing(inherited: Any, *request: Any) -> Any:
-        ids, placed = inherited(*request)
-        return ids, [change(at, placed) for at in placed]
-
-    return placing
+    ids, placed = inherited(*request)
+    return ids, [change(at, placed) for at in placed]
 
 
 def of_the_first(at, placed):
@@ -414,15 +408,11 @@ def receiver_gets_other_data(inherited, plan, request, some, missing):
     return inherited(plan, request, first, missing)
 
 
-def _read(*before: str) -> Callable[..., Any]:
+def _read(before: list[str], inherited: Any, prompt: Any, *rest: Any, **named: Any) -> Any:
     """Texts are read by the processor, as words after some others."""
-
-    def reading(inherited: Any, prompt: Any, *rest: Any, **named: Any) -> Any:
-        if isinstance(prompt, str):
-            prompt = [ID.get(word, ID["<unk>"]) for word in [*before, *prompt.split()]]
-        return inherited(prompt, *rest, **named)
-
-    return reading
+    if isinstance(prompt, str):
+        prompt = [ID.get(word, ID["<unk>"]) for word in [*before, *prompt.split()]]
+    return inherited(prompt, *rest, **named)
 
 
 _BUFFER = torch.zeros(8, 2, 3)
@@ -482,18 +472,14 @@ def field_left_out(inherited, modality, own, *rest):
     return inherited(modality, {name: value for name, value in own.items() if name != "version"}, *rest)
 
 
-def _split(change: Callable[[torch.Tensor, list[int]], Any]) -> Callable[..., Any]:
+def _split(change: Callable[[torch.Tensor, list[int]], Any], inherited: Any, *request: Any) -> Any:
     """The rows of all series are cut otherwise, by a function of them and of the number of each."""
-
-    def processing(inherited: Any, *request: Any) -> Any:
-        done = inherited(*request)
-        for parts in [parts for name, parts in done.items() if name == "series" and "values" in parts[0]]:
-            rows = [part["values"] for part in parts]
-            for part, own in zip(parts, change(torch.cat(rows), [*map(len, rows)]), strict=True):
-                part["values"] = own
-        return done
-
-    return processing
+    done = inherited(*request)
+    for parts in [parts for name, parts in done.items() if name == "series" and "values" in parts[0]]:
+        rows = [part["values"] for part in parts]
+        for part, own in zip(parts, change(torch.cat(rows), [*map(len, rows)]), strict=True):
+            part["values"] = own
+    return done
 
 
 def surplus_items_accepted(inherited, inputs, timing):
@@ -640,10 +626,11 @@ BUGS = [
     Bug("counts", "rows_of_another_width", "model.embed_multimodal",
         lambda inherited, **fields: [row[:, 1:] for row in inherited(**fields)],
         r"\[0\] has rows of shape \(7,\), and the model takes \(8,\)"),
-    Bug("ranges", "range_off_by_one", PLACING, _placed_otherwise(lambda at, _: replace(at, start=at.start + 1)),
+    Bug("ranges", "range_off_by_one", PLACING,
+        partial(_placed_otherwise, lambda at, _: replace(at, start=at.start + 1)),
         r"(series|frames)\[0\] ends at (\d+), past \d+ ids|the ids at (series|frames)\[0\] are \[.*\], its layout"),
     Bug("ranges", "overlapping_ranges", PLACING,
-        _placed_otherwise(lambda at, placed: replace(at, start=of_the_first(at, placed))),
+        partial(_placed_otherwise, lambda at, placed: replace(at, start=of_the_first(at, placed))),
         r"\[\d\] (at \d+ begins inside the range before it, which ends at \d+|are \[.*\], its layout is \[)"),
     Bug("ranges", "end_of_the_prompt_dropped", PLACING, end_of_the_prompt_dropped, OUTSIDE),
     Bug("ranges", "prompt_in_lower_case", PLACING, _prompted(prompt_in_lower_case), OUTSIDE),
@@ -651,7 +638,7 @@ BUGS = [
         r"the ids at (series|frames)\[0\] are \[0, .*\], its layout is \[[^0].*\]"),
     Bug("ranges", "numbers_ignored", PLACING, _prompted(numbered_in_order),
         r"placeholders of \[\('series', 1\), .*\] get the items \[\('series', 0\), ", spec=BY_NUMBER),
-    Bug("ranges", "mask_lost", PLACING, _placed_otherwise(all_embed),
+    Bug("ranges", "mask_lost", PLACING, partial(_placed_otherwise, all_embed),
         r"the mask of series\[0\] is not that of its layout"),
     Bug("cache", "items_swapped_after_a_hit", "processor._exchanged", items_swapped_after_a_hit,
         r"in one process: fields\['(series|frames)'\]|in two processes: MultiModalCacheMissError: "),
@@ -663,12 +650,12 @@ BUGS = [
     Bug("cache", "receiver_gets_other_data", PROCESSING, receiver_gets_other_data, CACHED + "(fields|ids)"),
     Bug("cache", "buffer_written_again", "frames.process", buffer_written_again,
         CACHED + r"fields\['frames'\]\[\d\]\['frames'\]: values differ"),
-    Bug("text", "text_without_special_tokens", "processor.__call__", _read(),
+    Bug("text", "text_without_special_tokens", "processor.__call__", partial(_read, []),
         r"the ids of a text and, by the processor, the text '.*': ids: \d+ and \d+ long"),
     Bug("text", "text_in_lower_case", "info.get_default_tok_params",
         lambda inherited: replace(inherited(), do_lower_case=True),
         r"the ids of a text and, by the renderer, the text '.*': ids: \[.*\] and \[.*\]"),
-    Bug("text", "text_begun_twice", "processor.__call__", _read("<s>", "<s>"),
+    Bug("text", "text_begun_twice", "processor.__call__", partial(_read, ["<s>", "<s>"]),
         r"the ids of a text and, by the processor, the text '.*': ids: \d+ and \d+ long"),
     Bug("independence", "padded_to_the_batch", "series",
         lambda: {"process": _padded, "fields": {"values": batched(), "length": batched()}},
@@ -696,10 +683,10 @@ BUGS = [
     Bug("round_trip", "field_left_out", "processor.item", field_left_out,
         r"series\[0\] has \['length', 'values'\], declared are \['length', 'values', 'version'\]"),
     Bug("independence", "flat_sizes_in_the_wrong_order", PROCESSING,
-        _split(lambda rows, sizes: rows.split(sizes[::-1])),
+        partial(_split, lambda rows, sizes: rows.split(sizes[::-1])),
         r"series\[\d\] alone and in this request: \['values'\]: .*\(\d, 2\) and .*\(\d, 2\)"),
     Bug("independence", "split_along_another_dimension", PROCESSING,
-        _split(lambda rows, sizes: rows.chunk(len(sizes), dim=1) if len(sizes) == 2 else rows.split(sizes)),
+        partial(_split, lambda rows, sizes: rows.chunk(len(sizes), dim=1) if len(sizes) == 2 else rows.split(sizes)),
         r"series\[\d\] alone and in this request: \['values'\]: .*"),
     Bug("refusal", "surplus_items_accepted", "processor.apply", surplus_items_accepted,
         r"one item of frames too many: accepted"),

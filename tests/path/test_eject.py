@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -87,9 +88,8 @@ def test_a_copy(spec: Path) -> None:
 )
 def test_what_is_refused(spec: Path, text: str, name: str, sentence: str) -> None:
     spec.write_text(text)
-    with pytest.raises(MmkitError) as refused:
+    with pytest.raises(MmkitError, match=re.escape(sentence)):
         eject(name)
-    assert sentence in str(refused.value)
 
 
 NO_MMKIT = "import sys; sys.modules['mmkit'] = sys.modules['tests'] = None  # whatever imports them fails"

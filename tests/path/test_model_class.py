@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from mmkit import MmkitError, Modality, ModelSpec, MultiModalModel, SpecError, Tensor, batched, plugin
+from mmkit import Modality, ModelSpec, MultiModalModel, SpecError, Tensor, batched
 from mmkit.testing import Violation, check_law
+from tests.unit.common import refused
 
 from .planted import HIDDEN, MIXED, Derived, _Encoders, with_model
 
@@ -29,9 +30,7 @@ CLASSES: list[tuple[tuple[type, ...], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("bases", "methods", "sentence"), CLASSES, ids=["no mixin", "second", "no encoder", "names"])
 def test_a_class_that_cannot_run_the_spec(bases: tuple[type, ...], methods: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(SpecError) as refused:
-        MIXED.register(type("Robot", bases, methods))
-    assert str(refused.value) == f"mixed, Robot{sentence}"
+    refused(SpecError, f"mixed, Robot{sentence}", MIXED.register, type("Robot", bases, methods))
 
 
 def test_raw_input_comes_to_forward() -> None:
@@ -44,10 +43,8 @@ def test_raw_input_comes_to_forward() -> None:
 
     check_class(raw, Robot)
     Robot.forward = lambda self, input_ids, pixels, mask: None  # type: ignore
-    with pytest.raises(SpecError) as refused:
-        check_class(raw, Robot)
-    expected = "expected the fields (pixels) as parameters, got (input_ids, pixels, mask)."
-    assert str(refused.value) == f"raw, Robot.forward: {expected}"
+    sentence = "raw, Robot.forward: expected the fields (pixels) as parameters, got (input_ids, pixels, mask)."
+    refused(SpecError, sentence, check_class, raw, Robot)
 
 
 @pytest.mark.parametrize(
@@ -86,16 +83,6 @@ def test_a_class_that_is_its_own_language_model() -> None:
     subject = with_model(type("Itself", (MultiModalModel, Whole), {}))
     for law in ("counts", "embeds", "safety"):
         check_law(law, subject, examples=5, database=False)
-
-
-def test_a_module_that_this_process_cannot_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(plugin.VARIABLE, "json,no_such_package.model")
-    with pytest.raises(MmkitError) as refused:
-        plugin.load()
-    assert str(refused.value) == (
-        "MMKIT_MODULES, no_such_package.model: expected a module that every process can import, got No module named "
-        "'no_such_package'. Install its package, or set PYTHONPATH."
-    )
 
 
 def test_a_model_hides_the_logits_of_one_shard() -> None:

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +28,7 @@ from mmkit import (
     later,
 )
 from mmkit.model.registration import get_mrope_input_positions
+from tests.unit.common import refused
 
 START, END, IMAGE, VIDEO = 1, 2, 3, 4
 MERGE = 2
@@ -105,8 +105,7 @@ def test_vllm_sees_them_where_the_spec_has_them() -> None:
 
 def test_a_grid_of_other_rows_is_refused() -> None:
     modality = SPEC.bind(CONFIG).modalities["image"]
-    with pytest.raises(SpecError) as refused:
-        modality.placeholders.grids({"image_grid_thw": torch.tensor([1, 4, 4])}, [1, 1, 0, 1, 1])
-    assert str(refused.value) == (
-        "qwen2_5_vl.image, positions: layout: expected embed() positions for a grid of (1, 2, 2), got runs of [2, 2]."
-    )
+    expected = "expected embed() positions for a grid of (1, 2, 2), got runs of [2, 2]."
+    grid = {"image_grid_thw": torch.tensor([1, 4, 4])}
+    where = "qwen2_5_vl.image, positions: layout"
+    refused(SpecError, f"{where}: {expected}", modality.placeholders.grids, grid, [1, 1, 0, 1, 1])

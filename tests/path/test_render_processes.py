@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,18 +14,7 @@ import torch
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from mmkit import (
-    InputError,
-    Modality,
-    ModelSpec,
-    SpecError,
-    Tensor,
-    already_expanded,
-    batched,
-    between,
-    embed,
-    render_processes,
-)
+from mmkit import InputError, ModelSpec, SpecError, Tensor, between, render_processes
 from mmkit.bound.intake import Taken
 from mmkit.errors import MmkitError
 from mmkit.render_processes import Recipe, RenderProcesses
@@ -33,7 +23,7 @@ from mmkit.testing.differences import differences
 from mmkit.vllm_api import offload
 from tests.path.test_gallery import subject
 from tests.profiles import scaled
-from tests.unit.common import CONFIG
+from tests.unit.common import CONFIG, modality, refused
 
 
 def requests_are_the_same(name):
@@ -78,17 +68,7 @@ def process(items, scope):
     return {"x": items}
 
 
-SPEC = ModelSpec(
-    "spec",
-    Modality(
-        "m",
-        item=Tensor(shape=(between(1, 3), 2)),
-        layout=embed(5),
-        update=already_expanded(),
-        fields={"x": batched()},
-        process=process,
-    ),
-)
+SPEC = ModelSpec("spec", modality(item=Tensor(shape=(between(1, 3), 2)), process=process))
 RECIPE = Recipe(SPEC, CONFIG, None, None, {}, None, None)
 
 
@@ -105,8 +85,8 @@ def processes():
 
 
 def test_a_refusal_is_the_same(processes):
-    with pytest.raises(InputError, match=r"spec.m\[0\]: expected a number that is not -1, got -1."):
-        processes.process(items(-1)).result(60)
+    sentence = "spec.m[0]: expected a number that is not -1, got -1."
+    refused(InputError, sentence, processes.process(items(-1)).result, 60)
 
 
 @pytest.mark.parametrize("how", ["by an item", "from outside", "it hangs"])
@@ -131,5 +111,5 @@ def test_an_end_costs_one_request(processes, how, monkeypatch):
 
 def test_what_another_process_cannot_import_is_refused():
     local = ModelSpec("mine", *SPEC.modalities)
-    with pytest.raises(SpecError, match=r"mine, render processes: expected a spec that another process can import"):
-        RenderProcesses(Recipe(local, CONFIG, None, None, {}, None, None), 1)
+    sentence = "mine, render processes: expected a spec that another process can import…"
+    refused(SpecError, sentence, RenderProcesses, replace(RECIPE, spec=local), 1)

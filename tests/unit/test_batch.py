@@ -16,6 +16,8 @@ from PIL import Image
 from examples import batch
 from mmkit import InputError, MmkitError
 
+from .common import refused
+
 
 @given(st.lists(st.none() | st.integers(0, 3), min_size=1, max_size=5), array_shapes(max_dims=3, max_side=4))
 def test_lists_of_tensors_keep_their_values(counts: list[int | None], shape: tuple[int, ...]) -> None:
@@ -58,9 +60,8 @@ REFUSED = [
 def test_refuses_inputs(tmp_path: Path, columns: dict[str, Any] | None, sentence: str) -> None:
     if columns is not None:
         pq.write_table(pa.table(columns), tmp_path / "in.parquet")
-    with pytest.raises(MmkitError) as refusal:
-        batch.run(tmp_path / "in.parquet", tmp_path / "out", dict, {})
-    assert str(refusal.value) == f"{tmp_path / 'in.parquet'}{sentence}"
+    file = tmp_path / "in.parquet"
+    refused(MmkitError, f"{file}{sentence}", batch.run, file, tmp_path / "out", dict, {})
 
 
 def test_refuses_the_folder_of_another_run(tmp_path: Path) -> None:
@@ -68,7 +69,5 @@ def test_refuses_the_folder_of_another_run(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "in.parquet")
     (tmp_path / "out").mkdir()
     batch._write(tmp_path / "out" / "part-000000.parquet", table, '["dict", {"model": "a"}]')
-    with pytest.raises(
-        MmkitError, match=r'expected the answers of \["dict", {"model": "b"}\], got \["dict", {"model": "a"}\]'
-    ):
-        batch.run(tmp_path / "in.parquet", tmp_path / "out", dict, {"model": "b"})
+    sentence = '…: expected the answers of ["dict", {"model": "b"}], got ["dict", {"model": "a"}]…'
+    refused(MmkitError, sentence, batch.run, tmp_path / "in.parquet", tmp_path / "out", dict, {"model": "b"})

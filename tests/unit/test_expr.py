@@ -183,11 +183,6 @@ def test_source_and_value(expr, source, value):
     assert isinstance(value, tuple) or type(evaluate(expr, SCOPE)) is type(value)
 
 
-def test_functions_of_a_scope_ask_for_tokens():
-    known = SCOPE.tok
-    assert (known["<|image_{}|>", 1], known.text("a{}", 7), known.has("<{}>", "image")) == (181, [97, 55], True)
-
-
 def test_the_scope_of_an_item_has_the_rest():
     full = replace(SCOPE, prompt=[1], loop=(2,), counts={"image": 3})
     assert full.of("item", "fields") == replace(full, item="item", fields="fields")
@@ -218,15 +213,6 @@ def test_calls_are_folded_once_their_arguments_are_known():
     assert not same(later(area)(cfg), later(len)(cfg))
     with pytest.raises(SpecError, match=r"^later\(int\)\(cfg\.n\) has no value: .* with 'seven'\.$"):
         evaluate(later(int)(cfg.n), Scope(cfg=SimpleNamespace(n="seven")))
-
-
-def test_options_of_a_request():
-    size = kwargs.get("size", cfg.a)
-    assert evaluate(size, SCOPE) == fold(size, SCOPE) == 3
-    asked = Scope(cfg=SCOPE.cfg, kwargs={"size": 8})
-    assert evaluate(size, asked) == fold(size, asked) == 8
-    for read in (size, size["height"], size + 1):
-        assert {repr(leaf) for leaf in leaves(read)} == {"kwargs.get('size', cfg.a)", "cfg.a"}
 
 
 def test_fold_takes_the_branches_that_an_item_may_take():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mmkit import SpecError, cfg, each, embed, fields, item, literal, tok, where
 from mmkit.expr import Scope, leaves
-from mmkit.layout import Fixed, Placeholder, layout, nothing
+from mmkit.layout import Fixed, layout, nothing
 from mmkit.vocabulary import Vocabulary
 
 from . import naive
@@ -173,10 +173,6 @@ def test_what_can_be_a_layout(value, ids):
     laid = layout(value).lay(WITH_FIELDS)
     assert laid.ids == ids
     assert layout(value).bind(STATIC).lay(WITH_FIELDS) == laid
-
-
-def test_a_function_may_choose_an_embedding_layout():
-    assert layout(lambda s: embed(4) * s.item.width).lay(SCOPE) == Placeholder([4, 4], b"\x01\x01")
 
 
 def test_each_restores_its_depth_after_an_error():

@@ -62,7 +62,7 @@ PICTURE = PILImage.new("RGB", (5, 4))
 TEXT, GENES, RAW = Text(most=cfg.n), Tensor((between(1, 4),), "int64"), dict(layout=None, update=None, tokens=0)
 RECORD = Record(a=GENES, b=Tensor((item.a.length,)))
 CLICKED = Record(image=Image((9, 9)), x=Tensor((1,), "int64", bound=between(0, item.image.width - 1)))
-TENSOR, PAIR = Tensor(shape=(2, 2)), Tensor(shape=(2,))
+TENSOR = Tensor(shape=(2, 2))
 INDICES, BYTES = Tensor(shape=(2,), dtype="int64"), Tensor(shape=(2,), dtype="uint8")
 HALF, MASK = Tensor(shape=(2, 2), dtype="float16"), Tensor(shape=(2,), dtype="bool")
 
@@ -386,14 +386,11 @@ VALUES = [
     (f"finite values of magnitude <= 0.1, got 0.1 at [0]. {CHECK}",
      (Tensor(shape=(2,), bound=0.1), np.full(2, np.nextafter(np.float32(0.1), np.float32(1))))),
     ("finite values … <= 65504, got 70000 at [0]. …", (Tensor((2,), "float16", bound=1e6), [7e4, 0])),
-    (f"finite values of magnitude <= 65504, got -65505 at [1]. {CHECK}", (PAIR, np.array([65504, -65505]))),
     ("integers that float16 holds exactly, got 2049 at [1, 0]. Send floats to have them rounded.",
      (HALF, np.array([[4096, 0], [2049, 1]], np.uint16)), (HALF, torch.tensor([[4096, 0], [2049, 1]]))),
     ("integers that float32 …, got 9223372036854775807 …", (Tensor((1,), bound=math.inf), np.array([2**63 - 1]))),
     ("int32 values from -9 to 9, got 10 at [1].", (Tensor((2,), "int32", bound=9.0), [0, 10])),
     ("uint8 values from 0 to 255, got 256 at [1].", (BYTES, [1, 256])),
-    ("uint8 values from 0 to 255, got -1 at [1].", (BYTES, [1.0, -1.0])),
-    ("int64 values from -2 to 2, got -3 at [0].", (Tensor(shape=(2,), dtype="int64", bound=cfg.n), [-3, 1])),
     ("whole numbers that int64 holds, got 1.5 at [1].", (INDICES, [0.0, 1.5]), (INDICES, np.array([0, 1.5], "f2"))),
     ("uint8 values from 0 to 255, got nan at [1].", (BYTES, torch.tensor([0.0, math.nan]))),
     ("whole numbers that int64 holds, got 9.22337e+18 at [1].", (INDICES, [0.0, 2.0**63])),
@@ -403,7 +400,6 @@ VALUES = [
     ("at most 4 samples at 16000 Hz, got 48000 of them from 3 at 1 Hz. …", (Audio(4, rate=16000), (np.zeros(3), 1))),
     ("a PIL image or 8-bit RGB pixels, got float32 values …. Convert it to uint8 …", (PLAIN, torch.zeros(3, 4, 5))),
     ("a PIL image or 8-bit RGB pixels, got uint8 values …. Send three channels.", (PLAIN, PIXELS[None, :, :, 0])),
-    ("a 1-D float … of at most 4 samples, got 5 samples.", (LENGTHS, (np.zeros(5), 2))),
     ("a text of 1..2 characters, got int 3.", (TEXT, [3])),
     ("a text of 1..2 characters, got 3 of them.", (TEXT, "abc")),
     ("a text of 1..2 characters, got 0 of them.", (TEXT, "")),
@@ -478,6 +474,10 @@ REQUESTS = [
     ("spec.m: expected embeddings of 3 items, got 2.", lambda: beside([ZEROS] * 2, n=[2] * 3, k=[0] * 3)),
     ("spec.m: expected a (2, 2) float32 tensor or a list of them, got dict {}.", lambda: preview({"m": {}})),
     ("spec.m: expected a (2, 2) …, got m_embeds. Send the raw …", lambda: preview({"m": {"m_embeds": ZEROS[None]}})),
+    ("spec.m: expected at least one (rows, hidden_size) tensor, got none.",
+     lambda: preview({"m": {"m_embeds": torch.zeros(0, 2, 3)}}, embeds=True)),
+    ("spec.m: expected at least one (rows, hidden_size) tensor, got str.",
+     lambda: preview({"m": {"m_embeds": "rows"}}, embeds=True)),
     ("spec.m, layout: expected at least one embed() position per item, got 0 literal ids.",
      lambda: preview({"m": ZEROS[0]}, item=Tensor((between(1, 3),)), layout=embed(5) * (item.length % 2))),
     ("spec.m[0]: expected 1 embedding row(s), got 2.", lambda: preview({"m": {"m_embeds": ZEROS}}, embeds=True)),

@@ -1,6 +1,7 @@
 """Plans: what a bound spec makes of data, prompts and requests, without vLLM."""
 
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -42,7 +43,7 @@ from mmkit.bound.intake import Taken
 from mmkit.expr import evaluate
 from mmkit.plan import Plan
 
-from .common import CONFIG, Tokenizer, bound, modality, plan_of
+from .common import CONFIG, Tokenizer, bound, modality, outcome, plan_of
 
 ONE = torch.zeros(2, 2)
 IMAGE = Modality(
@@ -156,7 +157,6 @@ AREA = dict(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item
         (dict(process=hf(**SIZED)), lambda own: own.processing.hf.kwargs, {"size": {"height": 2, "all": [7]}}),
         (dict(process=hf(later(len)(cfg.text), text=later("<{}>".format)(cfg.n))), called, (1, "<2>")),
         (dict(process=hf(lambda s: s.cfg.n)), called, (2, None)),
-        (dict(process=hf()), called, (None, None)),
     ],
 )
 def test_what_a_bound_modality_tells(options, ask, answer):
@@ -327,6 +327,24 @@ def test_the_hugging_face_processor_of_a_plan():
     assert options.key != hf(text="<2>", inputs=options.inputs, kwargs=options.kwargs).key
 
 
+def test_modalities_that_name_one_processor_share_a_call():
+    """And another processor where its options differ."""
+    calls = []
+
+    def called(factor, m, n, return_tensors):
+        calls.append((factor, len(m), len(n)))
+        return {"x": [factor * value for value in m], "y": [factor * value for value in n]}
+
+    shared = hf(later(partial)(called, kwargs.get("factor", 2)))
+    other = modality("n", process=shared, layout=embed(6), fields={"y": batched()})
+    plan = plan_of(modality(process=shared), other)
+    for factor, asked in ((2, {}), (5, {"factor": 5}), (2, {}), (5, {"factor": 5})):
+        got = plan.configured(asked, None).preview([5, 5, 6], {"m": [ONE + 1, ONE + 1], "n": ONE + 1}).fields
+        assert [float(one["x"].mean()) for one in got["m"]] == [factor] * 2
+        assert float(got["n"][0]["y"].mean()) == factor
+    assert calls == [(2, 2, 1), (5, 2, 1)] * 2
+
+
 def test_spelling():
     plan = plan_of(
         IMAGE,
@@ -430,14 +448,13 @@ def test_the_order_of_the_data_means_nothing(updates, ids):
         modality("b", layout=embed(6), update=updates[1], fields={"y": batched()}),
     )
 
-    outcomes = []
-    for names in (("a", "b"), ("b", "a")):
-        try:
-            preview = plan.preview(ids, dict.fromkeys(names, ONE))
-            outcomes.append((preview.prompt_token_ids, preview.placements))
-        except InputError as error:
-            outcomes.append(str(error))
-    assert outcomes[0] == outcomes[1]
+    def placed(*names):
+        preview = plan.preview(ids, dict.fromkeys(names, ONE))
+        return preview.prompt_token_ids, preview.placements
+
+    assert outcome(placed, "a", "b") == outcome(placed, "b", "a")
+    items = {name: [own.placeholders.alternatives(own.scope(ONE, 0))] for name, own in plan.modalities.items()}
+    assert outcome(plan.place, ids, items) == outcome(plan.place, ids, dict(reversed(items.items())))
 
 
 class Merging(Tokenizer):
@@ -503,29 +520,6 @@ def test_a_buffer_that_is_written_again():
         assert [part["count"] for part in parts] == [len(ids) for ids in requests for _ in ids]
     own = bound(process=lambda items, scope: {"x": torch.full((len(items), 2), torch.nan)})
     assert own.processing.run([ONE])[0]["x"].isnan().all()
-
-
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=5))
-def test_processing_ragged_items(lengths):
-    """`round_trip`, for a process that returns one field of each kind; `independence`, against each item on its own."""
-    declared = {
-        "rows": flat(fields.count * 2, dim=1, shape=(2, fields.count * 2), dtype="float32"),
-        "count": batched(shape=(), dtype="int64"),
-        "table": constant(cfg.n, dtype="int64"),
-    }
-
-    def process(items, scope):
-        rows, counts = [x.repeat(2, 1).T for x in items], [len(x) for x in items]
-        return {"rows": torch.cat(rows, dim=1), "count": torch.tensor(counts)}
-
-    run = bound(item=Tensor(shape=(between(0, 8), 2)), fields=declared, process=process).processing.run
-    items = [torch.full((n, 2), float(i)) for i, n in enumerate(lengths)]
-    processed = run(items)
-    assert [part["rows"].shape[1] for part in processed] == [2 * n for n in lengths]
-    for value, part in zip(items, processed, strict=True):
-        (alone,) = run([value])
-        assert alone.keys() == part.keys() == declared.keys()
-        assert all(torch.equal(alone[name], part[name]) for name in declared)
 
 
 @pytest.mark.parametrize("shape", [None, (item.length,)])

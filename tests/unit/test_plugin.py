@@ -4,7 +4,9 @@ import os
 
 import pytest
 
-from mmkit import plugin
+from mmkit import MmkitError, plugin
+
+from .common import refused
 
 
 def test_announce_names_a_module_once_and_no_script(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,3 +15,7 @@ def test_announce_names_a_module_once_and_no_script(monkeypatch: pytest.MonkeyPa
         plugin.announce(name)
     assert os.environ["MMKIT_MODULES"] == "json,csv"
     plugin.load()
+    monkeypatch.setenv("MMKIT_MODULES", "json,no_such_package.model")
+    where = "MMKIT_MODULES, no_such_package.model: expected a module that every process can import"
+    got = "got No module named 'no_such_package'. Install its package, or set PYTHONPATH."
+    refused(MmkitError, f"{where}, {got}", plugin.load)

@@ -3,7 +3,8 @@
 import contextlib
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,35 +81,25 @@ def test_stream(client: Any, fake: Fake) -> None:
 # -- refusals, and servers that go away --------------------------------------------------------------------------------
 
 
-def broken_off(prompt: str) -> Callable[[Any], None]:
-    def attempt(client: Any) -> None:
-        events = client.stream(prompt)
-        assert next(events).choices[0].token_ids == [5]
-        next(events)
-
-    return attempt
+def broken_off(prompt: str, client: Any) -> None:
+    events = client.stream(prompt)
+    assert next(events).choices[0].token_ids == [5]
+    next(events)
 
 
-def within(prompt: str) -> Callable[[Any], None]:
+def within(prompt: str, client: Any) -> None:
     """A turn that ends the session."""
-
-    def attempt(client: Any) -> None:
-        with client.session([1], max_tokens=1) as session:
-            try:
-                session.next(prompt=prompt)
-            finally:
-                with pytest.raises(ServerGone, match=r"expected a session whose last chunk is whole, got another\. Op"):
-                    session.next()
-
-    return attempt
+    with client.session([1], max_tokens=1) as session:
+        try:
+            session.next(prompt=prompt)
+        finally:
+            with pytest.raises(ServerGone, match=r"expected a session whose last chunk is whole, got another\. Op"):
+                session.next()
 
 
-def entered(prompt: str) -> Callable[[Any], None]:
-    def attempt(client: Any) -> None:
-        with client.session(prompt, max_tokens=1):
-            pytest.fail("entered")
-
-    return attempt
+def entered(prompt: str, client: Any) -> None:
+    with client.session(prompt, max_tokens=1):
+        pytest.fail("entered")
 
 
 @pytest.mark.parametrize(
@@ -121,15 +112,15 @@ def entered(prompt: str) -> Callable[[Any], None]:
         (lambda client: client.generate("html"), ServerGone, None, "Generation in JS"),
         (lambda client: client.generate([1], {"actions": [object()]}), InputError, None, "actions"),
         (lambda client: client.generate([1], mm_processor_kwargs={"a": object()}), InputError, None, "JSON"),
-        (broken_off("die"), ServerGone, None, "generate: expected"),
-        (broken_off("cut"), ServerGone, None, "generate: expected"),
-        (broken_off("error"), RequestError, 400, "actions"),
-        (within("die"), ServerGone, None, "ConnectionClosedError .*1011.*dying"),
-        (within("odd"), ServerGone, None, "a message of a se"),
-        (within("idle"), ServerGone, None, "no message for 300 s"),
-        (within("fatal"), RequestError, 503, "actions"),
-        (entered("refuse"), RequestError, 400, "actions"),
-        (entered("fatal"), RequestError, 503, "actions"),
+        (partial(broken_off, "die"), ServerGone, None, "generate: expected"),
+        (partial(broken_off, "cut"), ServerGone, None, "generate: expected"),
+        (partial(broken_off, "error"), RequestError, 400, "actions"),
+        (partial(within, "die"), ServerGone, None, "ConnectionClosedError .*1011.*dying"),
+        (partial(within, "odd"), ServerGone, None, "a message of a se"),
+        (partial(within, "idle"), ServerGone, None, "no message for 300 s"),
+        (partial(within, "fatal"), RequestError, 503, "actions"),
+        (partial(entered, "refuse"), RequestError, 400, "actions"),
+        (partial(entered, "fatal"), RequestError, 503, "actions"),
     ],
 )
 def test_refusals(client: Any, fake: Fake, attempt: Any, error: type[Exception], code: int | None, words: str) -> None:

@@ -1,10 +1,13 @@
-"""Drafts of frames."""
+"""Drafts of frames, and how vLLM is asked for them."""
+
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples.terra import drafts
 from examples.terra.configuration import LlamaActionConfig
 from examples.terra.drafts import Drafter, FrameMotion
 from examples.terra.drive.drives import NUM_WAYPOINTS
@@ -74,3 +77,10 @@ def test_the_grid_is_that_of_the_config(cells: int, rows: int | None, grid: tupl
     assert LlamaActionConfig(**sizes, num_image_rows=rows).grid == grid
     with pytest.raises(ValueError, match=r"num_image_rows \(7\) must divide num_image_patches \(\d+\)\."):
         LlamaActionConfig(**sizes, num_image_rows=7)
+
+
+def test_before_0_22_1_ngrams_draft_and_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "find_spec", lambda name: None)
+    sentence = r"This vLLM takes no drafts of frames, as 0\.22\.1 and later do: n-grams draft 8 tokens instead\."
+    with pytest.warns(UserWarning, match=re.compile(f"^{sentence}$")):
+        assert drafts.speculation(63) == drafts.ngrams(8)

@@ -52,6 +52,7 @@ def test_several_are_each_as_one() -> None:
     for number in range(6):
         assert np.array_equal(pictures, [one[0] for one in expected])
         assert np.array_equal(info["tokens"], [one[-1]["tokens"] for one in expected])
+        assert np.array_equal(pictures, WORLD.pictures(info["tokens"]))
         actions = np.stack([AHEAD if rng.random() < 0.5 else STAY for _ in singles])
         pictures, _, terminated, truncated, info = several.step(actions)
         if number % 3 == 2:

@@ -222,8 +222,6 @@ def generating(server: Server, images: list[Any]) -> tuple[int, str]:
 ASIDE = partial(chat, text="<image> or <image>?")
 REFUSED = [
     (generating, [at("data:image/png;base64,AAAA")], 400, "items.image[0]"),
-    (generating, [at("data:image/png;base64,*")], 400, "items.image[0]"),
-    (generating, [at("data:,")], 400, "items.image[0]"),
     (generating, [at("file:///etc/passwd")], 400, "items.image[0]"),
     (generating, parts(BOMB), 413, "MMKIT_SERVE_PIXELS"),
     (generating, parts(*[HALF_A_BOMB] * 4), 413, "MMKIT_SERVE_PIXELS"),  # also without placeholders

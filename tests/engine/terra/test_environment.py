@@ -6,7 +6,6 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env
 
 from examples.terra.environment import EngineDream, Scenes, TerraEnv
-from examples.terra.learn import actions_of, chance, environments
 from examples.terra.worlds import TownWorld, make_episode
 
 from .rollouts import expected
@@ -33,14 +32,3 @@ def test_drives_of_one_batch_are_each_the_rollout(terra: Any) -> None:
         frames = dream.step({0: drives[0].actions[2 + step], 1: drives[other].actions[2 + at]})
         assert np.array_equal(frames[0], rolled[0][step]), step
         assert np.array_equal(frames[1], rolled[other][at]), step
-
-
-def test_a_vector_of_dreams_gives_rewards_and_ends(terra: Any) -> None:
-    """Of the task that `examples.terra.learn` learns."""
-    envs, policy = environments(EngineDream(terra), 3, range(20)), chance(0)
-    pictures, _ = envs.reset(seed=1)
-    for _ in range(4):
-        pictures, rewards, terminated, _, info = envs.step(actions_of(pictures, policy(pictures)))
-        assert np.array_equal(pictures, TownWorld().pictures(info["tokens"]))
-        assert not rewards[terminated].any()
-        assert set(rewards) <= {0.0, 1.0, 2.0}

@@ -24,26 +24,20 @@ def with_items(items: Any) -> dict[str, Any]:
     return request(GOOD) | {"multi_modal_data": {"actions": items}}
 
 
-def with_second(item: Any) -> dict[str, Any]:
-    return with_items([ACTION, item, ACTION])
-
-
 MALFORMED = {
-    **{f"shape {shape}": with_second(np.zeros(shape, np.float32)) for shape in [(5, 3), (1, 6, 3), (), (0, 3)]},
-    **{f"value {value}": with_second(np.full_like(ACTION, value)) for value in (np.nan, 1e38)},
-    "another dtype": with_second(ACTION.astype("complex64")),
-    "a ragged list": with_second([[0.0, 1.0, 2.0], [0.0]]),
+    "an item": with_items([ACTION, np.full_like(ACTION, np.nan), ACTION]),
     **{f"{count} items": with_items([ACTION] * count) for count in (0, 4, 25)},
     "a placeholder run cut short": request(GOOD) | {"prompt_token_ids": PROMPT[:-1]},
     "an id past the vocabulary": request(GOOD) | {"prompt_token_ids": [PAD + 1, *PROMPT[1:]]},
     "an unknown modality": {"prompt_token_ids": PROMPT, "multi_modal_data": {"image": [ACTION]}},
-    **{f"ids {ids}"[:20]: {"prompt_token_ids": ids} for ids in (PROMPT, [1, PAD + 1], [1, -1], [2**31, 1], [1, 1.5])},
+    **{f"ids {ids}"[:20]: {"prompt_token_ids": ids} for ids in (PROMPT, [1, -1], [2**31, 1], [1, 1.5])},
 }
 
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed_requests_are_refused(terra: Any, name: str) -> None:
-    """Before the engine, by the sentence that the plan has for them; the next good request has the right answer."""
+    """Before the engine, by the sentence that the plan has for them; the next good request has the right answer. More
+    of them, and the sentences, are in tests/unit/test_messages.py."""
     bad = MALFORMED[name]
     with pytest.raises(InputError) as refusal:
         terra.llm.generate([request(GOOD), bad], FRAME, use_tqdm=False)
@@ -59,7 +53,7 @@ def test_an_item_is_missing(terra: Any) -> None:
     """Without the uuid of one that vLLM has kept; the plan knows of no cache."""
     sentence = r"^terra\.actions\[1\]: .* got None\. Send the item, or the uuid of a cached one in multi_modal_uuids\.$"
     with pytest.raises(InputError, match=sentence):
-        terra.llm.generate([with_second(None)], use_tqdm=False)
+        terra.llm.generate([with_items([ACTION, None, ACTION])], use_tqdm=False)
 
 
 @pytest.mark.parametrize("ids", [[PAD] * 6, [1, 2, PAD + 9], [1, -5, 2], [2**31 - 1], [PAD, PAD + 1, -1] * 20], ids=str)

@@ -68,6 +68,19 @@ def rest(session: ClientConnection) -> list[dict[str, Any]]:
     return messages
 
 
+def head(method: str, path: str, *lines: str) -> bytes:
+    """Of a request."""
+    fixed = (f"{method} {path} HTTP/1.1", "Host: x", f"Authorization: {HEADERS['authorization']}")
+    return "\r\n".join([*fixed, *lines, "", ""]).encode()
+
+
+UPGRADE = (
+    "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+)  # fmt: skip
+"""The lines of a head that asks for a websocket."""
+
+
 @contextmanager
 def plain(server: Server, method: str, path: str, *lines: str) -> Iterator[socket.socket]:
     """A socket on which the head of a request was sent, and which reads no more than it is asked to."""
@@ -75,8 +88,7 @@ def plain(server: Server, method: str, path: str, *lines: str) -> Iterator[socke
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(WAIT)
         connection.connect(("127.0.0.1", server.port))
-        fixed = (f"{method} {path} HTTP/1.1", "Host: x", f"Authorization: {HEADERS['authorization']}")
-        connection.sendall("\r\n".join([*fixed, *lines, "", ""]).encode())
+        connection.sendall(head(method, path, *lines))
         yield connection
 
 

@@ -63,12 +63,11 @@ REFUSALS = [
     of(TAKEN, min_tokens=5, max_tokens=1),
     of(COLD, temperature=-1),
     of(f"{PARAMS}.n: expected int, got str.", n="1"),
-    of(f"{PARAMS}.stop_token_ids[1]: expected int, got float.", stop_token_ids=[1, 1.5]),
+    of(f"{PARAMS}.output_kind: expected a field that /docs lists, got another one.", output_kind=1),
     of(f"{PARAMS}.logit_bias: expected int, got str.", logit_bias={"x": 1}),
     of(f"{PARAMS}.logit_bias: expected int >= 0, got another.", logit_bias={"-1": 1}),
     of(f"{PARAMS}.seed: expected int <= 9223372036854775807, got another.", seed=2**63),
     of(f"{PARAMS}.allowed_token_ids[1]: expected int <= {PAD}, got another.", allowed_token_ids=[PAD, PAD + 1]),
-    of(f"{PARAMS}.output_kind: expected a field that /docs lists, got another one.", output_kind=1),
     of("items.actions[0]: expected a (6, 3) float32 tensor, got a part of kind image.", items=actions([PNG])),
     of(FIVE, "items.actions[0]", prompt=ACTION, items=actions([ZEROS[:5]])),
     of(FEW, "items.actions", prompt=ACTION * 2, items=actions([ZEROS])),
@@ -133,7 +132,6 @@ def zeros(count: int) -> Any:
 
 MALFORMED = [
     (b"x", "message: expected JSON text, got bytes. Send text frames."),
-    ("x", "body: expected JSON, got invalid character (byte 0)."),
     ({"type": "x"}, "type: expected a valid value, got invalid value 'x'."),
     (following(), 'type: expected "start" as the first message, got "next".'),
     ({"type": "start"}, f"{PARAMS}.max_tokens: expected a value, got none."),
@@ -143,7 +141,6 @@ MALFORMED = [
     ),
     (start(sampling_params={"n": 2}), f"{PARAMS}.n: expected 1 in a session, got 2."),
     (start(window=3), "window: expected object | null, got int."),
-    (start(window={}), "window.keep: expected a value, got none."),
     (start(window={"keep": 0}), "window.keep: expected int >= 1, got another."),
     (start(window={"keep": 3, "size": 4}), "window.size: expected a field that /docs lists, got another one."),
 ]
