@@ -158,10 +158,10 @@ class ModelSpec(Declaration, init=False):
 
         check_class(self, model)
         supply_positions(self, model)
-        made = self.classes
+        own = self.classes
         compares = issubclass(model, MultiModalModel)
-        made.processor.sends_rows = compares  # type: ignore[attr-defined]
-        register(model, **{**made._asdict(), **replaced})
+        own.processor.sends_rows = compares  # type: ignore[attr-defined]
+        register(model, **{**own._asdict(), **replaced})
         announce(calling_module())
         model.mm_spec = self  # type: ignore[attr-defined]
         return model

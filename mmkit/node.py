@@ -182,8 +182,8 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     """A function applied to a value; to a container, its elements, however deep. A sequence whose
     elements stay is returned as it is."""
     if isinstance(value, (list, tuple)):
-        made = [mapped(function, part) for part in value]
-        return value if all(map(is_, made, value)) else type(value)(made)
+        results = [mapped(function, part) for part in value]
+        return value if all(map(is_, results, value)) else type(value)(results)
     # most values are of types that are told without asking an abstract class
     if not isinstance(value, (Node, str, int)) and isinstance(value, Mapping):
         return {name: mapped(function, part) for name, part in value.items()}

@@ -476,7 +476,7 @@ REQUESTS = [
     ("spec.m: expected a (2, 2) …, got m_embeds. Send the raw …", lambda: preview({"m": {"m_embeds": ZEROS[None]}})),
     ("spec.m: expected at least one (rows, hidden_size) tensor, got none.",
      lambda: preview({"m": {"m_embeds": torch.zeros(0, 2, 3)}}, embeds=True)),
-    ("spec.m: expected at least one (rows, hidden_size) tensor, got str.",
+    ("spec.m: expected at least one (rows, hidden_size) tensor, got a str.",
      lambda: preview({"m": {"m_embeds": "rows"}}, embeds=True)),
     ("spec.m, layout: expected at least one embed() position per item, got 0 literal ids.",
      lambda: preview({"m": ZEROS[0]}, item=Tensor((between(1, 3),)), layout=embed(5) * (item.length % 2))),
