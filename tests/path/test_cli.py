@@ -292,7 +292,7 @@ def test_every_binding_error_at_once() -> None:
     parts = [f"actions, {part}" for part in ("item", "layout", "fields", "limit")]
     assert re.findall(r"✗ broken\.(\w+, \w+)", output) == [*parts, "other, layout"]
     assert "It has: pad_token_id." in output
-    assert "broken.actions, limit: cfg.num_temporal_embeddings - 100: expected the most items, a whole number >= 0, got -75." in output
+    assert "limit: cfg.num_temporal_embeddings - 100: expected the most items, a whole number >= 0, got -75." in output
     assert output.endswith("broken: 5 errors, it cannot be bound.")
 
 
