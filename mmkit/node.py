@@ -179,11 +179,12 @@ def leaves(value: Any) -> frozenset[Leaf]:
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """A function applied to a value; to a container, its elements, however deep. A sequence whose
+    """A function applied to a value; to a container, its elements, however deep. A tuple whose
     elements stay is returned as it is."""
     if isinstance(value, (list, tuple)):
         results = [mapped(function, part) for part in value]
-        return value if all(map(is_, results, value)) else type(value)(results)
+        is_same = isinstance(value, tuple) and all(map(is_, results, value))
+        return value if is_same else type(value)(results)
     # most values are of types that are told without asking an abstract class
     if not isinstance(value, (Node, str, int)) and isinstance(value, Mapping):
         return {name: mapped(function, part) for name, part in value.items()}
