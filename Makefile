@@ -98,8 +98,10 @@ page: $(VENV)/.installed
 test-thorough: $(VENV)/.installed $(VENV)/.night
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) --timeout 7200 tests $(TESTARGS)
 
+NIGHT ?= tests/night
+
 night: $(VENV)/.installed $(VENV)/.night
-	$(PYTEST) --timeout 1200 tests/night $(TESTARGS)
+	$(PYTEST) --timeout 1200 $(NIGHT) $(TESTARGS)
 
 # The night's tests but for those that take more than all others together, or a quiet machine.
 LONG := $(patsubst %,--ignore tests/night/test_%.py,benchmarks commands ray soak weights)
