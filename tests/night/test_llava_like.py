@@ -7,25 +7,17 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
 
-from examples.llava_like.cases import Case, make_cases
+from examples.llava_like.cases import Case
 from examples.llava_like.checkpoint import make_checkpoint
 from examples.llava_like.offline import answer, engine
 from examples.llava_like.reference import Reference
 from examples.llava_like.spec import LLAVA_LIKE
+from tests.engine.llava_like.conftest import cases, checkpoint, tokenizer
 from tools.features import parts
 from tools.features.rows import FEATURES, Side
 
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("llava"))
-
-
-@pytest.fixture(scope="module")
-def cases(checkpoint: Path) -> list[Case]:
-    return make_cases(AutoTokenizer.from_pretrained(checkpoint), 60)
+__all__ = ["cases", "checkpoint", "tokenizer"]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """A server of a model without a spec answers as if mmkit were not installed: vLLM's own LLaVA, chat and errors."""
 
-import base64
-import io
 import re
 import sys
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from examples.llava_like.cases import draw_picture
 from examples.llava_like.checkpoint import make_checkpoint
 from mmkit.serve.process import Server
 from mmkit.serve.wire import encoded
+from tests.engine.llava_like.test_server import as_file
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -29,11 +28,7 @@ TOOL = {
 }
 WHAT = {"type": "text", "text": "what is it?"}
 PHOTO = {"type": "image_url", **encoded(draw_picture(0), "picture")}
-
-
-def embeddings() -> dict[str, Any]:
-    torch.save(torch.linspace(-1, 1, 16 * 64).view(16, 64), file := io.BytesIO())
-    return {"type": "image_embeds", "image_embeds": base64.b64encode(file.getvalue()).decode()}
+ROWS = {"type": "image_embeds", "image_embeds": as_file(torch.linspace(-1, 1, 16 * 64).view(16, 64))}
 
 
 def chat(*content: Any, route: str = "/v1/chat/completions", **more: Any) -> tuple[str, dict[str, Any]]:
@@ -45,7 +40,7 @@ REQUESTS = [
     chat(PHOTO, WHAT),
     chat({**PHOTO, "uuid": "photo"}),
     chat({"type": "image_url", "image_url": None, "uuid": "an unknown name"}),
-    chat(embeddings(), WHAT),
+    chat(ROWS, WHAT),
     chat({"type": "a part of no kind", "series": [[0.5]]}),
     chat(WHAT, tools=[TOOL], tool_choice="auto"),
     chat(PHOTO, WHAT, logprobs=True),

@@ -3,15 +3,12 @@ every law that needs no model. Checkpoints are made up."""
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from examples.gallery.nemo_salm import NEMO_SALM
 from examples.gallery.vibevoice import VIBEVOICE
@@ -19,41 +16,46 @@ from mmkit import ModelSpec
 from mmkit.testing import LAWS, AudioSample, NotApplicable, Subject, check_law, of_spec, vllm_path
 from mmkit.testing.strategies import for_each
 from tests.profiles import scaled
+from tests.random_specs import write_checkpoint
 from tests.unit import test_plugins_in_the_field as plain
 
-SPECIAL = ["<|AUDIO|>", "<|object_ref_start|>", "<|box_start|>", "<|object_ref_end|>", "<|audio|>"]
-WORDS = ["<unk>", "</s>", *SPECIAL, *(f"w{i}" for i in range(300))]
-SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+MARKS = ["<|AUDIO|>", "<|object_ref_start|>", "<|box_start|>", "<|object_ref_end|>", "<|audio|>"]
+WORDS = ["<unk>", "<s>", "</s>", *MARKS, *(f"w{i}" for i in range(300))]
 
-SPECS: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
-    "VibeVoice": (VIBEVOICE, {}),
-    "NeMo": (NEMO_SALM, {"encoder_chunk_size_seconds": None}),
-    "NeMo in chunks": (NEMO_SALM, {"encoder_chunk_size_seconds": 0.1}),
+
+class Field(NamedTuple):
+    """A spec with options of its config; the ids of an audio, requests, the names of their fields, and the token that
+    is written for an audio."""
+
+    spec: ModelSpec
+    options: dict[str, Any]
+    ids_of: Any
+    requests: Any
+    names: tuple[str, ...]
+    mark: str
+
+
+def nemo(seconds: float | None) -> Field:
+    ids_of = partial(plain.of_nemo, seconds=seconds)
+    options = {"encoder_chunk_size_seconds": seconds}
+    return Field(NEMO_SALM, options, ids_of, plain.NEMO_REQUESTS, plain.NEMO_FIELDS, "<|audio|>")
+
+
+OF_VIBEVOICE = partial(plain.of_vibevoice, ratio=3200), plain.VIBEVOICE_REQUESTS, plain.VIBEVOICE_FIELDS
+SPECS = {
+    "VibeVoice": Field(VIBEVOICE, {}, *OF_VIBEVOICE, "<|AUDIO|>"),
+    "NeMo": nemo(None),
+    "NeMo in chunks": nemo(0.1),
 }
-OF_NEMO = plain.NEMO_REQUESTS, plain.NEMO_FIELDS, "<|audio|>"
-PLAIN: dict[str, tuple[Any, ...]] = {
-    "VibeVoice": (
-        partial(plain.of_vibevoice, ratio=3200), plain.VIBEVOICE_REQUESTS, plain.VIBEVOICE_FIELDS, "<|AUDIO|>"
-    ),
-    "NeMo": (partial(plain.of_nemo, seconds=None), *OF_NEMO),
-    "NeMo in chunks": (partial(plain.of_nemo, seconds=0.1), *OF_NEMO),
-}  # fmt: skip
-"""The ids of an audio, requests, the names of their fields, and the token that is written for an audio."""
 SAYS_NOTHING = {"embeds", "reference", "positions", "outputs"}
 """No embeddings, no Hugging Face processor, positions of one dimension, no outputs."""
 
 
 def subject_of(name: str, folder: Path) -> Subject:
     """The spec of a plugin on a checkpoint that is written into a folder."""
-    spec, options = SPECS[name]
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", unk_token="<unk>")
-    fast.add_special_tokens({"additional_special_tokens": SPECIAL})
-    fast.save_pretrained(folder)
-    config = {"model_type": "qwen2", "vocab_size": len(WORDS), "max_position_embeddings": 512, **SIZES, **options}
-    config |= {"num_key_value_heads": 2, "architectures": [f"{spec.name.title()}ForCausalLM"]}
-    (folder / "config.json").write_text(json.dumps(config))
+    spec, options, *_ = SPECS[name]
+    known = {"model_type": "qwen2", "architectures": [f"{spec.name.title()}ForCausalLM"], **options}
+    write_checkpoint(folder, WORDS, MARKS, vocab_size=len(WORDS), max_position_embeddings=512, **known)
     # of more rows than a request has items: the same token is written and stands for a row, so two of them beside one
     # item of two rows are an expanded prompt
     audio = st.builds(AudioSample, st.integers(0, 3), st.integers(8_000, 40_000), st.just(16_000))
@@ -62,7 +64,7 @@ def subject_of(name: str, folder: Path) -> Subject:
 
 def as_by_hand(name: str, subject: Subject, examples: int) -> int:
     """Compare drawn requests on vLLM's path with the plain account; how many there were."""
-    ids_of, requests, names, mark = PLAIN[name]
+    _, _, ids_of, requests, names, mark = SPECS[name]
     known = subject.processor.info.ctx.tokenizer.get_vocab()
     seen: list[int] = []
 

@@ -8,7 +8,6 @@ the gallery (test_gallery.py) and of the correct bases (test_planted_bugs.py); w
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Barrier
@@ -254,16 +253,6 @@ def test_hidden_fields_of_items_that_are_processed_one_by_one() -> None:
 
 
 # -- hashes, caches, names -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("make", [lambda a: a, torch.from_numpy, lambda a: a[None]], ids=["numpy", "torch", "batch"])
-def test_a_caller_may_reuse_its_buffer(make: Callable[[Any], Any]) -> None:
-    """A robot writes the next observation into the same array: the cached item must not change with it."""
-    instance = processor(plain())
-    known, buffer = caches(instance), ONES.clone().numpy()
-    run(instance, "<frame>", {"frames": make(buffer)}, caches=known)
-    buffer += 1
-    assert torch.equal(run(instance, "<frame>", FRAME, caches=known).fields["frames"][0]["frames"], ONES)
 
 
 def test_embeddings_are_other_items_than_tensors_of_the_same_values() -> None:

@@ -157,10 +157,14 @@ def test_several_are_taken_as_each_alone(drawn):
 
 
 def test_the_callers_data_is_not_changed():
-    for data in (np.zeros((2, 3)), torch.zeros(2, 3)):
-        MATRIX.canonical(data, AT)[0, 0] = 99
-        MATRIX.canonical_all([data, data], AT)[0][0, 0] = 99
-        assert data[0, 0] == 0
+    """Nor is an item with it, as where a robot writes the next observation into the same array."""
+    for data in (np.zeros((2, 3)), torch.zeros(2, 3), np.zeros((2, 3), np.float32)):
+        items = MATRIX.canonical(data, AT), *MATRIX.canonical_all([data, *MATRIX.split(data[None], AT)], AT)
+        for own in items:
+            own[0, 0] = 99
+            assert data[0, 0] == 0
+        data[0, 1] = 5
+        assert all(own[0, 1] == 0 for own in items)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""VibeVoice-ASR and NeMo's speech models as specs, against a plain account of what their own processors do.
+"""VibeVoice-ASR, NeMo's speech models and ChatTS as specs, against a plain account of what their own processors do.
 
-tests/path compares the same requests on vLLM's path, and `make matrix` on other releases.
+tests/path compares the requests of the first two on vLLM's path, and `make matrix` on other releases.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples.gallery.chatts import CHATTS
 from examples.gallery.nemo_salm import NEMO_SALM
 from examples.gallery.vibevoice import VIBEVOICE
 from mmkit import InputError
@@ -46,29 +47,32 @@ def noise(length: int) -> np.ndarray:
     return np.random.RandomState(length).randn(length).astype(np.float32)
 
 
-def requests(lengths: st.SearchStrategy[int], most: int) -> st.SearchStrategy[tuple[list[list[int]], list[int]]]:
-    """Texts, and how many samples the audio between two of them has."""
+def requests(items: st.SearchStrategy[Any], most: int) -> st.SearchStrategy[tuple[list[list[int]], list[Any]]]:
+    """Texts, and what tells of the item between two of them, as how many samples an audio has."""
     texts = st.lists(st.integers(20, 90), max_size=3)
-    between = st.lists(st.tuples(lengths, texts), max_size=most)
+    between = st.lists(st.tuples(items, texts), max_size=most)
     return st.builds(lambda first, rest: ([first, *(text for _, text in rest)], [n for n, _ in rest]), texts, between)
 
 
-def joined(texts: list[list[int]], audio: list[list[int]]) -> tuple[list[int], list[int]]:
-    """Ids of texts with those of audio between them, and where these start."""
+def joined(texts: list[list[int]], items: list[list[int]]) -> tuple[list[int], list[int]]:
+    """Ids of texts with those of items between them, and where these start."""
     ids, starts = [*texts[0]], []
-    for own, text in zip(audio, texts[1:], strict=True):
+    for own, text in zip(items, texts[1:], strict=True):
         starts.append(len(ids))
         ids += [*own, *text]
     return ids, starts
 
 
-def check(plan: Plan, texts: list[list[int]], audio: list[np.ndarray], written: list[list[int]], names: Any) -> None:
-    """A request of texts with audio between them becomes these ids, with the samples and their numbers as fields."""
-    prompt, _ = joined(texts, [[AUDIO]] * len(audio))
-    shown = plan.preview(prompt, {"audio": audio} if audio else {})
+def fields_of(
+    plan: Plan, texts: list[list[int]], items: list[np.ndarray], mark: list[int], written: list[list[int]]
+) -> list[dict[str, Any]]:
+    """A request of texts with items between them, each marked by the same ids, becomes these. Returns the fields."""
+    (name,) = plan.modalities
+    prompt, _ = joined(texts, [mark] * len(items))
+    shown = plan.preview(prompt, {name: items} if items else {})
     starts = [placed.start for placed in shown.placements]
     assert (shown.prompt_token_ids, starts) == joined(texts, written)
-    same_fields(audio, shown.fields.get("audio", []), names)
+    return shown.fields.get(name, [])
 
 
 def same_fields(audio: list[np.ndarray], fields: list[dict[str, Any]], names: Any) -> None:
@@ -100,7 +104,8 @@ def of_vibevoice(known: Mapping[str, int], samples: int, ratio: int) -> list[int
 def test_vibevoice_as_by_hand(ratio: int, request: Any) -> None:
     texts, lengths = request
     written = [of_vibevoice(VOCABULARY, n, ratio) for n in lengths]
-    check(VIBEVOICES[ratio], texts, [*map(noise, lengths)], written, VIBEVOICE_FIELDS)
+    audio = [*map(noise, lengths)]
+    same_fields(audio, fields_of(VIBEVOICES[ratio], texts, audio, [AUDIO], written), VIBEVOICE_FIELDS)
 
 
 def test_vibevoice_refuses_what_its_encoder_leaves_out() -> None:
@@ -148,4 +153,36 @@ def of_nemo(known: Mapping[str, int], samples: int, seconds: float | None) -> li
 def test_nemo_as_by_hand(seconds: float | None, request: Any) -> None:
     texts, lengths = request
     written = [of_nemo(VOCABULARY, n, seconds) for n in lengths]
-    check(NEMOS[seconds], texts, [*map(noise, lengths)], written, NEMO_FIELDS)
+    audio = [*map(noise, lengths)]
+    same_fields(audio, fields_of(NEMOS[seconds], texts, audio, [AUDIO], written), NEMO_FIELDS)
+
+
+# -- ChatTS ------------------------------------------------------------------------------------------------------------
+
+TOKEN, PATCH = 5, 4
+CHATTS_PLAN = bound(CHATTS, ts_token_start_index=TOKEN, ts={"max_sequence_length": 40, "patch_size": PATCH})
+NUMBERS = st.lists(st.integers(-40, 40), min_size=1, max_size=40)
+SERIES = st.builds(lambda numbers, level: np.array(numbers) * level, NUMBERS, st.sampled_from([0.25, 1, 40, 1e4]))
+
+
+def of_chatts(series: np.ndarray) -> tuple[list[int], np.ndarray]:
+    """The ids of one series, and its values with the mask."""
+    mean = np.mean(series)
+    values, scale = series - mean, 1.0
+    if np.any(np.abs(values) >= 3.0):
+        scale = np.max(np.abs(values)) / 3.0
+        values = values / scale
+    text = Special().encode(f"[Offset: {-mean:.4f}|Scaled by: {scale:.4f}]", add_special_tokens=False)
+    encoded = np.stack([values, np.ones_like(values)], axis=1).reshape(-1, 1).astype(np.float32)
+    return [*text, *[TOKEN] * -(-len(series) // PATCH)], encoded
+
+
+@settings(max_examples=400)
+@given(requests(SERIES, most=4))
+def test_chatts_as_by_hand(request: Any) -> None:
+    texts, series = request
+    by_hand = [of_chatts(one) for one in series]
+    fields = fields_of(CHATTS_PLAN, texts, series, [TOKEN, TOKEN + 1], [ids for ids, _ in by_hand])
+    for (_, encoded), own in zip(by_hand, fields, strict=True):
+        assert own["timeseries"].dtype == torch.float32
+        np.testing.assert_allclose(own["timeseries"].numpy(), encoded, rtol=1e-6, atol=1e-7)

@@ -142,23 +142,31 @@ def test_line_breaks_merge_as_in_a_text(gaps):
 
 
 @pytest.mark.parametrize(
-    ("update", "target"),
+    ("update", "target", "text"),
     [
-        (replace(tok["<image>"]), (7,)),
-        (replace(tok.text("ab")), (97, 98)),
-        (replace([1, 2]), (1, 2)),
-        (replace(5), (5,)),
-        (replace(lambda s: [s.item.index, 5]), (1, 5)),
-        (replace(tok["<|image_{}|>", item.index + 1]), (182,)),
-        (insert(at="start"), ()),
-        (insert(after=cfg.bos), (3,)),
-        (insert(after=nothing), ()),
-        (insert(after=literal(tok.text("a"), 1)), (97, 1)),
-        (already_expanded(), ()),
+        (replace(tok["<image>"]), (7,), "<image>"),
+        (replace(tok.text("ab {}", item.index)), (97, 98, 32, 49), "ab 1"),
+        (replace([1, 2]), (1, 2), None),
+        (replace(5), (5,), None),
+        (replace(lambda s: [s.item.index, 5]), (1, 5), None),
+        (replace(tok["<|image_{}|>", item.index + 1]), (182,), "<|image_2|>"),
+        (replace([tok["<image>"], tok["<im_end>"]]), (7, 8), "<image><im_end>"),
+        (replace(cfg.bos), (3,), None),
+        (replace(tok["<|image_{}|>", item.length]), (181,), None),
+        (insert(at="start"), (), None),
+        (insert(after=cfg.bos), (3,), None),
+        (insert(after=nothing), (), None),
+        (insert(after=literal(tok.text("a"), 1)), (97, 1), None),
+        (already_expanded(), (), None),
     ],
     ids=repr,
 )
-def test_resolving(update, target):
-    scope = Scope(cfg={"bos": 3}, tok=Vocabulary(Tokenizer()), item=SimpleNamespace(index=1))
+def test_resolving(update, target, text):
+    """And the text that stands for an item in a chat message."""
+    scope = Scope(cfg={"bos": 3}, tok=Vocabulary(Tokenizer()), item=SimpleNamespace(index=1, length=1))
     assert update.resolve(scope) == target
     assert update.bind(Scope(cfg=scope.cfg, tok=scope.tok)).resolve(scope) == target
+    for updates in (update, [insert(at="start"), update]):
+        spec = ModelSpec("robot", modality("image", update=updates))
+        assert spec.placeholder_text("image", 1) == text
+        assert spec.placeholder_text("video", 1) is None

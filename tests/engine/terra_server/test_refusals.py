@@ -132,6 +132,10 @@ def zeros(count: int) -> Any:
 
 MALFORMED = [
     (b"x", "message: expected JSON text, got bytes. Send text frames."),
+    (
+        "x" * (LIMITS["BODY_BYTES"] + 1),
+        "message: expected at most 1000000 bytes, got more. Send less at once, or raise",
+    ),
     ({"type": "x"}, "type: expected a valid value, got invalid value 'x'."),
     (following(), 'type: expected "start" as the first message, got "next".'),
     ({"type": "start"}, f"{PARAMS}.max_tokens: expected a value, got none."),
