@@ -14,11 +14,12 @@ import torch
 from vllm import ModelRegistry
 
 from examples.terra.spec import TERRA
-from mmkit import Audio, Image, InputError, Modality, ModelSpec, Video, already_expanded, batched, embed
+from mmkit import Audio, Image, InputError, ModelSpec, Video, embed
 from mmkit.testing import vllm_path
 from mmkit.vllm_api.processor import Request
 from tests.path.plain import ONES, ids, plain, processor, run
 from tests.path.planted import checkpoint
+from tests.unit.common import modality
 
 
 class RegisteredForCausalLM(vllm_path.StandIn):
@@ -102,8 +103,8 @@ def test_registration() -> None:
 )
 def test_dummy_items_have_the_sizes_that_the_server_states(item: Any, name: str, sizes: Any, facts: Any) -> None:
     """As vLLM's own classes do: sizes above the largest item change nothing, requests may be larger."""
-    parts = dict(layout=embed(9) * 3, update=already_expanded(), fields={"x": batched()})
-    spec = ModelSpec("sized", Modality(name, item=item, process=lambda items, _: {"x": [0] * len(items)}, **parts))
+    own = modality(name, item=item, layout=embed(9) * 3, process=lambda items, _: {"x": [0] * len(items)})
+    spec = ModelSpec("sized", own)
     instance = processor(spec, limit_mm_per_prompt={name: {"count": 2, **sizes}})
     _, items = instance.dummy_inputs.worst(256, {name: 2}, instance.info.ctx.get_mm_config().limit_per_prompt)
     known = [vars(instance.plan.modalities[name].item.facts(value, 0)) for value in items[name].get_all()]

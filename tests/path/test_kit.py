@@ -78,11 +78,17 @@ def test_broken():
     assert "xfailed" not in output
 
 
-def test_bad_options_are_refused_in_one_sentence(start_pytest: Started) -> None:
-    """Those that `mmkit check` has too are in test_cli.py."""
-    code, output = start_pytest("--mmkit", "examples.terra.spec:TERRA")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["examples.terra.spec:TERRA"], "ERROR: --mmkit: expected --mmkit-model DIR beside it, got none."),
+        (["json:loads", "--mmkit-model", str(CHECKPOINT)], "json:loads: expected a ModelSpec, got a function."),
+    ],
+)
+def test_bad_options_are_refused_in_one_sentence(options: list[str], sentence: str, start_pytest: Started) -> None:
+    code, output = start_pytest("--mmkit", *options)
     assert code != 0
-    assert "ERROR: --mmkit: expected --mmkit-model DIR beside it, got none." in output.splitlines()
+    assert sentence in output.splitlines()
 
 
 def test_the_plugin_costs_other_test_runs_nothing() -> None:

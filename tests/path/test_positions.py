@@ -19,7 +19,6 @@ from mmkit import (
     MultiModalModel,
     SpecError,
     Tensor,
-    already_expanded,
     batched,
     between,
     cfg,
@@ -28,7 +27,7 @@ from mmkit import (
     later,
 )
 from mmkit.model.registration import get_mrope_input_positions
-from tests.unit.common import refused
+from tests.unit.common import modality, refused
 
 START, END, IMAGE, VIDEO = 1, 2, 3, 4
 MERGE = 2
@@ -44,11 +43,10 @@ def media(name: str, token: int, *scale: Any) -> Modality:
     t, h, w = grid[0], grid[1] // cfg.vision_config.spatial_merge_size, grid[2] // cfg.vision_config.spatial_merge_size
     declared = {f"{name}_grid_thw": batched(), **({"second_per_grid_ts": batched()} if scale else {})}
     known = {f"{name}_grid_thw": torch.tensor([1, MERGE, MERGE]), "second_per_grid_ts": torch.tensor(1.0)}
-    return Modality(
+    return modality(
         name,
         item=Tensor((between(1, 4),)),
         layout=embed(token) * (t * h * w),
-        update=already_expanded(),
         fields=declared,
         process=lambda items, scope: {key: [known[key]] * len(items) for key in declared},
         positions=(t, h, w, *scale),
@@ -69,11 +67,11 @@ def test_as_vllms_own_class(sent: Any, rest: int) -> None:
     tokens: list[int] = []
     features: list[Any] = []
     for text, (kind, t, h, w), seconds in sent:
-        modality = plan.modalities[kind]
+        own = plan.modalities[kind]
         data = {f"{kind}_grid_thw": torch.tensor([t, h * MERGE, w * MERGE])}
         if kind == "video":
             data["second_per_grid_ts"] = torch.tensor(seconds)
-        layout = modality.placeholders.alternatives(modality.scope(SimpleNamespace(), 0, data))[0].placeholder
+        layout = own.placeholders.alternatives(own.scope(SimpleNamespace(), 0, data))[0].placeholder
         tokens += [60] * text + [START]
         place = PlaceholderRange(len(tokens), len(layout), layout.is_embed)
         elements = {key: SimpleNamespace(data=value) for key, value in data.items()}
@@ -96,7 +94,7 @@ def test_vllm_sees_them_where_the_spec_has_them() -> None:
         def embed_video(self, **fields: Any) -> Any: ...
 
     with_grid, own = type("WithGrid", (Encoders,), {}), type("Own", (Encoders,), {"get_mrope_input_positions": len})
-    plain = [modality.model_copy(update={"positions": None}) for modality in SPEC.modalities]
+    plain = [own.model_copy(update={"positions": None}) for own in SPEC.modalities]
     without = SPEC.model_copy(update={"modalities": plain}).register(type("Without", (Encoders,), {}))
     assert not supports_mrope(without)
     assert supports_mrope(SPEC.register(with_grid))
@@ -104,8 +102,8 @@ def test_vllm_sees_them_where_the_spec_has_them() -> None:
 
 
 def test_a_grid_of_other_rows_is_refused() -> None:
-    modality = SPEC.bind(CONFIG).modalities["image"]
+    own = SPEC.bind(CONFIG).modalities["image"]
     expected = "expected embed() positions for a grid of (1, 2, 2), got runs of [2, 2]."
     grid = {"image_grid_thw": torch.tensor([1, 4, 4])}
     where = "qwen2_5_vl.image, positions: layout"
-    refused(SpecError, f"{where}: {expected}", modality.placeholders.grids, grid, [1, 1, 0, 1, 1])
+    refused(SpecError, f"{where}: {expected}", own.placeholders.grids, grid, [1, 1, 0, 1, 1])

@@ -26,14 +26,15 @@ LAYOUTS = {
 class Model:
     """As far as the sampler looks."""
 
-    def __init__(self, engine: Any) -> None:
-        self.mm_engine = engine
+    def __init__(self) -> None:
+        self.mm_engine = SimpleNamespace()
         scope, reserved = Scope(), frozenset({PLACEHOLDER})
         outputs = {
             name: BoundOutput(Output(name, layout, lambda ids, _: ids), "m", scope, VOCABULARY, reserved)
             for name, layout in LAYOUTS.items()
         }
         self.mm_plan = SimpleNamespace(outputs=outputs)
+        sampling.serve(self)
 
     def reserved_ids(self, device: torch.device) -> torch.Tensor:
         return torch.tensor([PLACEHOLDER], device=device)
@@ -61,10 +62,8 @@ REQUESTS = st.lists(st.tuples(NAMES, st.integers(0, 7)), min_size=1, max_size=6)
 
 @given(REQUESTS, st.data())
 def test_requests_that_come_go_and_move(requests: list[tuple[Any, int]], data: Any) -> None:
-    engine = SimpleNamespace()
-    model = Model(engine)
-    sampling.serve(model)
-    mask = sampling.PlaceholderMask(engine, torch.device("cpu"), False)
+    model = Model()
+    mask = sampling.PlaceholderMask(model.mm_engine, torch.device("cpu"), False)
     ids: list[list[int]] = [[] for _ in requests]
     added = [(row, params(name), None, ids[row]) for row, (name, _) in enumerate(requests)]
     mask.update_state(BatchUpdate(len(requests), [], added, []))
@@ -89,11 +88,9 @@ def test_requests_that_come_go_and_move(requests: list[tuple[Any, int]], data: A
 def test_the_second_model_runner_has_rows_for_drafts(requests: list[tuple[Any, int]], data: Any) -> None:
     """A request has a row for each of its drafts, at the positions behind one another."""
     interface = pytest.importorskip("vllm.v1.worker.gpu.sample.logits_processor.interface")
-    engine = SimpleNamespace()
-    model = Model(engine)
-    sampling.serve(model)
+    model = Model()
     prompts = torch.tensor([data.draw(st.integers(1, 9)) for _ in requests])
-    mask = sampling.PlaceholderMask(engine, SimpleNamespace(prompt_len=SimpleNamespace(gpu=prompts)))
+    mask = sampling.PlaceholderMask(model.mm_engine, SimpleNamespace(prompt_len=SimpleNamespace(gpu=prompts)))
     slots = data.draw(st.permutations(range(len(requests))))
     for slot in range(len(requests)):
         assert mask.add_request(slot, params("long"))  # another's, that was in the slot before

@@ -382,17 +382,11 @@ def test_an_item_without_positions(config):
     assert plan.unexpand([0], items) == [0]
 
 
-def test_rewriting():
-    plan = plan_of(modality(), decoder_prompt=lambda s: [s.cfg.size, *s.prompt])
-    ids = [1, 2]
-    assert plan.rewrite("prompt", ids) is ids
-    assert plan.preview(ids, {}).prompt_token_ids == ids
-    assert plan.rewrite("decoder_prompt", ids) == [7, 1, 2]
-
-
 @given(st.lists(st.integers(1, 3), max_size=6), st.lists(st.integers(1, 3)))
 def test_what_a_prompt_ends_with_stands_there_once(ids, after):
-    plan = plan_of(modality(), prompt=ending_with(after))
+    plan = plan_of(modality(), prompt=ending_with(after), decoder_prompt=lambda s: [s.cfg.size, *s.prompt])
+    assert plan.rewrite("decoder_prompt", ids) == [7, *ids]
+    assert plan_of(modality()).rewrite("prompt", ids) is ids
     once = plan.rewrite("prompt", ids)
     assert once in (ids, [*ids, *after])
     assert once[len(once) - len(after) :] == after

@@ -49,13 +49,6 @@ def test_malformed_requests_are_refused(terra: Any, name: str) -> None:
     assert list(result.outputs[0].token_ids) == FOURTH
 
 
-def test_an_item_is_missing(terra: Any) -> None:
-    """Without the uuid of one that vLLM has kept; the plan knows of no cache."""
-    sentence = r"^terra\.actions\[1\]: .* got None\. Send the item, or the uuid of a cached one in multi_modal_uuids\.$"
-    with pytest.raises(InputError, match=sentence):
-        terra.llm.generate([with_items([ACTION, None, ACTION])], use_tqdm=False)
-
-
 @pytest.mark.parametrize("ids", [[PAD] * 6, [1, 2, PAD + 9], [1, -5, 2], [2**31 - 1], [PAD, PAD + 1, -1] * 20], ids=str)
 def test_ids_that_pass_no_processor_do_no_harm(terra: Any, ids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rendered inputs skip every check but that of the guard; without it, the engine and its other requests must
