@@ -15,7 +15,7 @@ from mmkit import InputError
 from mmkit.serve import wire
 from mmkit.serve.client import Client, RequestError, ServerGone
 from mmkit.serve.process import free_port
-from tests.unit.fake_server import PAD, REFUSAL, ROOM, Fake, until
+from tests.unit.fake_server import REFUSAL, ROOM, Fake, until
 
 
 @pytest.fixture
@@ -28,11 +28,6 @@ def make() -> Iterator[Any]:
 @pytest.fixture
 def client(make: Any, fake: Fake) -> Client:
     return make(fake.url)
-
-
-def test_modalities(client: Any) -> None:
-    accepted = client.modalities()
-    assert (accepted.spec, accepted.max_model_len, accepted.modalities[0].placeholder) == ("terra", ROOM, [PAD] * 6)
 
 
 def test_generate(make: Any, fake: Fake) -> None:

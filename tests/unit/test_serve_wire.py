@@ -209,8 +209,8 @@ def test_what_the_client_cannot_send(value):
 
 
 def test_limits_from_the_environment():
-    """A server that could not do is refused before it loads."""
-    assert Limits.of({}) == Limits()
+    """A server that could not do is refused before it loads. A client takes those of a newer server."""
+    assert Limits.of({}) == Limits() == msgspec.convert({**msgspec.to_builtins(Limits()), "newer": 1}, Limits)
     assert Limits.of({"MMKIT_SERVE_ITEMS": "7", "MMKIT_SERVE_IDLE_SECONDS": "1.5"}) == Limits(items=7, idle_seconds=1.5)
     check({"VLLM_USE_RUST_FRONTEND": "0"})
     sentence = "VLLM_USE_RUST_FRONTEND: expected 0, got '1'. vLLM's front end in Rust runs no spec and …: unset it."
