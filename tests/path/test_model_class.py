@@ -56,6 +56,7 @@ def test_raw_input_comes_to_forward() -> None:
             "hidden_size) tensor per item. `rows.split([...])` cuts one that holds them all.",
         ),
         ([torch.zeros(2, 7)], ", item 0: expected a floating (rows, 8) tensor, got shape (2, 7) of torch.float32."),
+        ([torch.ones(2, 8).int()], ", item 0: expected a floating (rows, 8) tensor, got shape (2, 8) of torch.int32."),
         ([[0.0] * HIDDEN], ", item 0: expected a floating (rows, 8) tensor, got a list."),
     ],
 )
