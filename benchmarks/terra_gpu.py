@@ -96,7 +96,8 @@ def run(kind: str, streams: int, frames: int, tiny: bool) -> dict[str, Any]:
     # the first frame of a rollout finds nothing in the cache, by intention
     hits, lengths = (sum(row[i] for row in measured[1:]) for i in (1, 2))
     bandwidth = copying_bandwidth()
-    least = sum(frame_bytes(cfg, streams, CONTEXT + number) for number in range(frames))
+    model = built(cfg, "meta")
+    least = sum(frame_bytes(model, streams, CONTEXT + number) for number in range(frames))
     return {
         "part": kind,
         "streams": streams,
@@ -179,9 +180,9 @@ def device() -> str:
 # -- the bound -------------------------------------------------------------------------------------
 
 
-def frame_bytes(cfg: Any, streams: int, known: int) -> float:
-    """Bytes read to generate one frame of every stream after so many known ones."""
-    model = built(cfg, "meta")
+def frame_bytes(model: Any, streams: int, known: int) -> float:
+    """Bytes that a model reads to generate one frame of every stream after so many known ones."""
+    cfg = model.config
     weights = sum(own.nbytes for own in model.parameters()) - model.model.embed_tokens.weight.nbytes
     head = cfg.head_dim or cfg.hidden_size // cfg.num_attention_heads
     width = model.dtype.itemsize
