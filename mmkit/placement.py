@@ -404,14 +404,10 @@ _begin = attrgetter("begin")
 
 def _left_over(targets: Collection[Target], rest: Sequence[str]) -> Target | None:
     """The first of some targets that is left over in a prompt."""
-    begins = {*map(chr, {target[0] for target in targets})}
-    lengths = {*map(len, targets)}
-    for part in rest:
-        for begin in [i for i, one in enumerate(part) if one in begins]:
-            for length in lengths:
-                if (target := tuple(map(ord, part[begin : begin + length]))) in targets:
-                    return target
-    return None
+    texts = {as_text(target): target for target in targets}
+    left = [(i, part.find(text), text) for i, part in enumerate(rest) for text in texts]
+    places = [place for place in left if place[1] >= 0]
+    return texts[min(places)[2]] if places else None
 
 
 def _without_item(target: Target, reserved: Mapping[Target, str], where: str) -> InputError:
