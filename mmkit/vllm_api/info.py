@@ -163,9 +163,9 @@ def _sizes(options: Any, name: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class GuardedTokenizeParams(compat.TokenizeParams):
-    """vLLM's tokenization parameters, which every prompt of the offline API passes, with or without
-    items: they refuse token ids that the model lacks and placeholders without data before the
-    engine sees them."""
+    """vLLM's tokenization parameters, which every prompt of the offline API and of mmkit's routes
+    passes, with or without items: they refuse token ids that the model lacks and placeholders
+    without data. vLLM's own routes make others: there `patches.admit` refuses."""
 
     plan: Any = field(default=None, compare=False, repr=False)
 
