@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import numpy as np
@@ -53,6 +53,10 @@ class ItemType(Part):
         largest: ClassVar[Any]
         """The sizes of the largest items, once bound."""
 
+    parts: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """The item types of its parts, by name, as which a canonical item is a dict; empty where an
+    item is a whole."""
+
     media: ClassVar[str | None] = None
     """vLLM's name for such an item: image, video or audio. Empty for none of them, None for any of
     them."""
@@ -77,8 +81,8 @@ class ItemType(Part):
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """The names of its parts; empty where an item is a whole."""
-        return ()
+        """The names of its `parts`."""
+        return tuple(self.parts)
 
     @property
     def is_field(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import field
 from functools import cached_property
 from reprlib import repr as brief
 from types import SimpleNamespace
@@ -39,7 +40,7 @@ class Record(ItemType):
     Facts: those of each part under its name (``item.gene_ids.length``), and `index`.
     """
 
-    parts: Mapping[str, ItemType]
+    parts: Mapping[str, ItemType] = field()  # type: ignore[misc]
 
     _scope: ClassVar[Scope | None] = None
     """The scope that the record is bound to."""
@@ -53,7 +54,7 @@ class Record(ItemType):
         if not parts:
             raise SpecError("Record", "at least one part", "none")
         for name, part in parts.items():
-            if not isinstance(part, ItemType) or isinstance(part, Record):
+            if not isinstance(part, ItemType) or part.part_names:
                 expected = "a Tensor, a Text, an Image, a Video or an Audio"
                 raise SpecError(f"Record.{name}", expected, repr(part))
             if name in _FACTS or name.startswith("_"):
@@ -91,10 +92,6 @@ class Record(ItemType):
             return part
         assert self._scope is not None
         return _bound(name, part, self._scope.of(self._facts(before), None))
-
-    @property
-    def part_names(self) -> tuple[str, ...]:
-        return tuple(self.parts)
 
     @property
     def is_field(self) -> bool:

@@ -161,7 +161,7 @@ for _ in range(DEEPEST):
 class _Rows:
     """What precomputed embeddings and the fields beside them hold, in place of an item type."""
 
-    expected, media, part_names = "numbers", "", ()
+    expected, media, parts = "numbers", "", ()
 
 
 class Decoder:
@@ -205,7 +205,7 @@ class Decoder:
     def _item(self, raw: Raw, where: str, kind: Any) -> Any:
         if isinstance(kind, Text):
             return decoded(str | None, raw, where)
-        if kind is not None and kind.part_names and not begins(raw, b"n"):
+        if kind is not None and kind.parts and not begins(raw, b"n"):
             sent, parts = named(raw, dict.fromkeys(kind.parts, Raw), where), kind.parts
             return {name: self._item(sent[name], f"{where}.{name}", parts[name]) for name in sent}
         if begins(raw, b"{"):

@@ -31,6 +31,7 @@ from mmkit import (
     ModelSpec,
     MultiModalModel,
     Output,
+    Record,
     Tensor,
     already_expanded,
     any_id,
@@ -120,6 +121,16 @@ def pixels(decode: Any = None, encode: Any = None, **options: Any) -> Output:
 MODALITIES: dict[str, Callable[..., Modality]] = {"series": series, "frames": frames}
 MIXED = ModelSpec("mixed", series(), frames(), outputs=[pixels()])
 BY_NUMBER = ModelSpec("mixed", series(update=replaces(tok["<|series_{}|>", item.index + 1])), frames())
+PAGE = ModelSpec(
+    "page",
+    frames(
+        item=Record(
+            lines=Tensor((between(1, 4), 2)), click=Tensor((1,), "int64", bound=between(0, item.lines.length - 1))
+        ),
+        fields={"lines": batched(), "click": batched()},
+        embeds=False,
+    ),
+)
 ROBOT = ModelSpec(
     "robot",
     Modality(
@@ -294,7 +305,7 @@ class Bug:
             spec = ModelSpec("mixed", *(make(**changes if name == part else {}) for name, make in MODALITIES.items()))
             return mixed(spec) if self.model is None else with_model(self.model, spec)
         if part == "parser":
-            return mixed(info=parsing(overriding(Parser, method, self.change)))
+            return mixed(self.spec, info=parsing(self.spec, overriding(Parser, method, self.change)))
         return mixed(self.spec, **{part: overriding(getattr(self.spec.classes, part), method, self.change)})
 
 
@@ -309,14 +320,14 @@ def overriding(base: type, hook: str, change: Callable[..., Any]) -> type:
     return subclass
 
 
-def parsing(parser: type) -> type:
-    """An info class with another parser."""
+def parsing(spec: ModelSpec, parser: type) -> type:
+    """The info class of a spec with another parser."""
 
     def parser_of(inherited: Callable[[], Parser]) -> Parser:
         correct = inherited()
         return parser(correct.plan, correct.hidden_size)
 
-    return overriding(MIXED.classes.info, "get_data_parser", parser_of)
+    return overriding(spec.classes.info, "get_data_parser", parser_of)
 
 
 _SHADES = np.linspace(0, 255, 7).astype(np.uint8)
@@ -501,6 +512,15 @@ def _mended(inherited: Any, modality: Any, data: Any, mend: Callable[[Any], Any]
         return inherited(modality, data)
     except InputError:
         return inherited(modality, [mend(value) if isinstance(value, torch.Tensor) else value for value in data])
+
+
+def index_beyond_its_part(inherited, modality, data):
+    try:
+        return inherited(modality, data)
+    except InputError as error:
+        if ".click: expected int64 values from" not in str(error):
+            raise
+        return inherited(modality, [{**value, "click": value["click"].clamp(0, 0)} for value in data])
 
 
 def unknown_modality_ignored(inherited, mm_data, **options):
@@ -695,6 +715,11 @@ BUGS = [
     Bug("refusal", "nan_accepted", "parser.parsed",
         lambda inherited, modality, data: _mended(inherited, modality, data, lambda value: value.nan_to_num()),
         r"NaN in an item of (series|frames): accepted"),
+    Bug("refusal", "bound_ignored", "parser.parsed",
+        lambda inherited, modality, data: _mended(inherited, modality, data, lambda value: value.clamp(-8, 8)),
+        r"a value beyond the bound in an item of (series|frames): accepted"),
+    Bug("refusal", "index_beyond_its_part", "parser.parsed", index_beyond_its_part,
+        r"a value beyond the bound in click of frames: accepted", spec=PAGE),
     Bug("refusal", "unknown_modality_ignored", "info.parse_mm_data", unknown_modality_ignored,
         r"an unknown modality: accepted"),
     Bug("refusal", "message_without_modality", "info.parse_mm_data", message_without_modality,

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ...bound.placeholders import TooManyRows
 from ...errors import InputError
+from ...items.base import ends
 from ...layout import as_text
 from ...placement import Runs
 from .. import vllm_path
@@ -331,13 +332,31 @@ def _mistakes(
             yield {name: [*before, {**last, part: None}]}, f"None as {part} of {name}"
             yield {name: [*before, {**last, "no_such_part": 1}]}, f"an unknown part in {name}"
         yield {name: [*before, object()]}, f"an object as an item of {name}"
-        if not isinstance(last, torch.Tensor) or not last.numel() or not last.is_floating_point():
-            continue
-        if subject.plan is None or getattr(subject.plan.modalities[name].item, "finite", True):
-            not_finite = last.clone()
-            not_finite.view(-1)[0] = float("nan")
-            yield {name: [*before, not_finite]}, f"NaN in an item of {name}"
-        yield {name: [*before, torch.stack([last, last])[None]]}, f"a wrong shape in {name}"
+        kind = subject.plan.modalities[name].item if subject.plan else None
+        for part, other, mistake in _malformed(kind, last):
+            sent = {**last, part: other} if part else other
+            yield {name: [*before, sent]}, f"{mistake} in {part or 'an item'} of {name}"
+
+
+def _malformed(kind: Any, value: Any) -> Iterator[tuple[str, torch.Tensor, str]]:
+    """The part of an item that is a tensor, empty for an item that is one; another tensor in its
+    place; and what is wrong with that."""
+    for part, own in value.items() if isinstance(value, dict) else [("", value)]:
+        if isinstance(own, torch.Tensor):
+            of_part = kind.part(part, kind.canonical(value, part)) if kind and part else kind
+            yield from ((part, *wrong) for wrong in _wrong_tensors(of_part, own))
+
+
+def _wrong_tensors(kind: Any, tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, str]]:
+    """Tensors in place of a well-formed one, and what is wrong with them."""
+    yield torch.stack([tensor, tensor])[None], "a wrong shape"
+    wrong = {"NaN": torch.nan} if tensor.is_floating_point() else {}
+    if (bound := getattr(kind, "bound", None)) is not None:
+        wrong["a value beyond the bound"] = 2 * ends(bound)[1] + 1
+    for mistake, value in wrong.items() if tensor.numel() else ():
+        other = tensor.double().clone()
+        other.view(-1)[0] = value
+        yield other, mistake
 
 
 @law()
