@@ -55,7 +55,8 @@ _TABLE: tuple[tuple[type[BaseException], int, str, tuple[str, ...]], ...] = (
     (Exception, 500, "engine", _FAILED),
 )
 # the reason of a request that is wrong follows from the first word of the path
-_REASONS = {"items": "item", "uuids": "item", "prompt": "prompt", "": "prompt", "body": "schema"}
+_REASONS = {"items": "item", "uuids": "item", "body": "schema"}
+_REASONS |= dict.fromkeys(("prompt", "input_tokens", ""), "prompt")
 _MESSAGE, _PARAM = 1000, 200
 
 

@@ -15,10 +15,10 @@ from fastapi import APIRouter
 from ..vllm_api import offload
 from ..vllm_api.processor import CommonProcessor
 from .engine import Engine
+from .middleware import Middleware
 from .protocol import Limits
 from .routes import router
 from .state import ServerState
-from .vllm_routes import Gate
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class MmkitEndpoints:
 
     def attach_router(self, app: Any) -> None:
         """Register the routes, and the bounds of what bodies cost."""
-        app.add_middleware(Gate)
+        app.add_middleware(Middleware)
         app.include_router(router)
         app.include_router(APIRouter(lifespan=configured))
         # what vLLM's own routes load has no other limit of ours

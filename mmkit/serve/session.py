@@ -24,9 +24,9 @@ from msgspec import structs
 from ..errors import InputError
 from . import errors, protocol
 from .errors import TooBusy
+from .history import Held, History, by_name, placed, together
 from .protocol import NULL, aside, named
 from .state import Answer, ServerState
-from .window import Held, History, by_name, placed, together
 from .wire import parsed
 
 NORMAL, GOING_AWAY, POLICY, ERROR, BUSY = 1000, 1001, 1008, 1011, 1013

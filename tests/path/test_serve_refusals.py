@@ -28,10 +28,10 @@ from examples.terra.spec import TERRA
 from mmkit import InputError, MmkitError, SpecError, testing
 from mmkit.serve import errors, routes, wire
 from mmkit.serve.engine import Engine, Lost
+from mmkit.serve.middleware import Middleware
 from mmkit.serve.process import Server
 from mmkit.serve.protocol import Limits
 from mmkit.serve.state import ServerState
-from mmkit.serve.vllm_routes import Gate
 from mmkit.serve.wire import listed
 from tests.unit.common import refused
 
@@ -78,7 +78,7 @@ def serving(limits=Limits(body_bytes=200, sessions=1), *, spec=True):  # noqa: B
         yield
 
     app = FastAPI(lifespan=lifespan)
-    app.add_middleware(Gate)
+    app.add_middleware(Middleware)
     app.include_router(routes.router)
     app.post("/v1/other")(other)
     with TestClient(app) as client:
@@ -162,13 +162,16 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("body", "code", "message"), OTHERS)
-def test_vllms_own_routes_are_behind_the_gate(body, code, message):
+def test_vllms_own_routes_are_behind_the_middleware(body, code, message):
     with serving(Limits()) as client:
         answer = client.post("/v1/other", json=body)
         assert answer.status_code == code
         assert message in answer.text
         assert code == 200 or len(answer.content) < 2048
         assert client.post("/v1/other", files={"file": b"\0,[" * 10**6}).status_code == 200
+        for part in (b'"type": 1e999', b'"type": "\xff", "image_url": ""', b'"image_url": {"url": 1e999}'):
+            odd = client.post("/v1/other", content=b'{"messages": [{"content": [{"actions": 1, %s}]}]}' % part)
+            assert (odd.status_code, odd.json()["error"]["message"][:19]) == (400, "messages: expected ")
         wide = client.post("/v1/other", content='{"∀":[]}'.encode("utf-16"))  # U+2200 has the byte of a quote
         assert (wide.status_code, wide.json()["error"]["message"][:31]) == (400, "body: expected JSON in UTF-8, g")
 

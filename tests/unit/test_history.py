@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmkit import InputError
-from mmkit.serve.window import Held, History, by_name, placed
+from mmkit.serve.history import Held, History, by_name, placed
 
 turns = st.tuples(
     st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(1, 3)), max_size=3), st.integers(1, 4)

@@ -52,8 +52,8 @@ Part = tuple[str, str, Any, str]
 """An item of a message: its URL, its modality, its value without media, and its path in errors."""
 
 
-class Gate:
-    """ASGI middleware before every route.
+class Middleware:
+    """What stands before every route.
 
     Args:
         app: the routes.
@@ -210,7 +210,7 @@ class _Conversation:
     def _part(self, raw: Raw) -> Raw:
         part = decoded(dict[str, Raw], raw, "messages")
         urls = {name: _url(part[name]) for name in MEDIA if name in part}
-        name = msgspec.json.decode(part.get("type", b"null"))
+        name = decoded(Any, part.get("type", NULL), "messages")
         if urls.get("image_url", "").startswith(ITEM_URL):
             self._take(*self._of_url(urls["image_url"]))
         elif name not in self._state.in_messages:
@@ -257,6 +257,6 @@ def _each(raw: Raw, read: Callable[[Raw], Raw]) -> Raw:
 
 def _url(raw: Raw) -> str:
     """The URL of a part; empty for what vLLM refuses."""
-    value = msgspec.json.decode(raw)
+    value = decoded(Any, raw, "messages")
     url = value.get("url") if isinstance(value, dict) else value
     return url if isinstance(url, str) else ""
