@@ -171,7 +171,7 @@ def test_vllms_own_routes_are_behind_the_middleware(body, code, message):
         assert client.post("/v1/other", files={"file": b"\0,[" * 10**6}).status_code == 200
         for part in (b'"type": 1e999', b'"type": "\xff", "image_url": ""', b'"image_url": {"url": 1e999}'):
             odd = client.post("/v1/other", content=b'{"messages": [{"content": [{"actions": 1, %s}]}]}' % part)
-            assert (odd.status_code, odd.json()["error"]["message"][:19]) == (400, "messages: expected ")
+            assert (odd.status_code, odd.json()["error"]["message"][:8]) == (400, "messages")
         wide = client.post("/v1/other", content='{"∀":[]}'.encode("utf-16"))  # U+2200 has the byte of a quote
         assert (wide.status_code, wide.json()["error"]["message"][:31]) == (400, "body: expected JSON in UTF-8, g")
 
