@@ -5,18 +5,7 @@
 serve DIR`` with it.
 """
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .client import Client, RequestError, ServerGone
-    from .wire import content_part, encode
+from .client import Client, RequestError, ServerGone
+from .wire import content_part, encode
 
 __all__ = ["Client", "RequestError", "ServerGone", "content_part", "encode"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:  # the server needs no client
-        from . import client, wire
-
-        return getattr(client, name, None) or getattr(wire, name)
-    raise AttributeError(f"module 'mmkit.serve' has no attribute {name!r}")

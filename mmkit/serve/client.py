@@ -12,8 +12,8 @@ requests; its sentence becomes a `RequestError`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any, Self, TypeVar
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
@@ -65,7 +65,7 @@ class ServerGone(MmkitError):
     complete."""
 
 
-class Client:
+class Client(AbstractContextManager["Client"]):
     """A connection to one server.
 
     Args:
@@ -90,9 +90,6 @@ class Client:
         self._base, self.timeout, self._model = base_url.rstrip("/"), timeout, model
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = httpx.Client(headers=self.headers, timeout=timeout, limits=_CONNECTIONS)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -120,12 +117,6 @@ class Client:
         body = self._body(protocol.GenerateRequest, prompt, items, options)
         return self._ask(protocol.Generation, "POST", "generate", body)
 
-    def pool(self, prompt: Any = None, items: Any = None, **options: Any) -> protocol.Pooling:
-        """The tensor of a pooling model for a prompt with items. Without a prompt the server writes
-        the placeholders of the items. `options` are fields of `protocol.PoolingRequest`."""
-        body = self._body(protocol.PoolingRequest, prompt, items, options)
-        return self._ask(protocol.Pooling, "POST", "pooling", body)
-
     def stream(
         self, prompt: Any = None, items: Any = None, **options: Any
     ) -> Iterator[protocol.Generation]:
@@ -133,7 +124,7 @@ class Client:
         one sends the request and raises its error; closing the generator ends the request."""
         body = self._body(protocol.GenerateRequest, prompt, items, {**options, "stream": True})
         with self._answer("POST", "generate", body) as response:
-            url, count, rest = str(response.url), 0, b""
+            url, rest = str(response.url), b""
             for part in response.iter_bytes():
                 # httpx splits lines at U+2028 and others, too, which JSON texts may hold
                 *lines, rest = (rest + part).split(b"\n")
@@ -142,10 +133,8 @@ class Client:
                         return
                     if error := _told(data):
                         raise error
-                    count += 1
                     yield _parsed(protocol.Generation, data, url)
-        got = f"its end after {count} events"
-        raise ServerGone(url, "[DONE] at the end of a stream", got, "See the server's log.")
+        raise ServerGone(url, "[DONE] at the end of a stream", "none", "See the server's log.")
 
     def session(self, prompt: Any = None, items: Any = None, **options: Any) -> Session:
         """A generation that continues with more items, chunk by chunk: ``with client.session(...)
@@ -198,8 +187,8 @@ class Client:
             ) from None
 
 
-class Session:
-    """A session of `Client.session`, after it is entered.
+class Session(AbstractContextManager["Session"]):
+    """A session of `Client.session`.
 
     Attributes:
         first: the chunk after the start.
@@ -209,38 +198,29 @@ class Session:
             included.
     """
 
-    first: protocol.ChunkMessage
-    id: str
-    model: str
-    remaining: int = 0
-
     def __init__(
         self, client: Client, url: str, start: str, on_tokens: Callable[[Any], object] | None
     ) -> None:
-        self._client, self._url, self._start, self._on_tokens = client, url, start, on_tokens
-        self._is_idle = False
-
-    def __enter__(self) -> Self:
-        timeout = self._client.timeout
-        with self._client.failures(self._url):
+        self._client, self._url, self._on_tokens = client, url, on_tokens
+        self._is_idle, self.remaining, timeout = False, 0, client.timeout
+        with client.failures(url):
             self._socket: Any = connect(
-                self._url,
-                additional_headers=self._client.headers,
+                url,
+                additional_headers=client.headers,
                 open_timeout=timeout,
                 ping_timeout=timeout,
                 close_timeout=_GOODBYE_SECONDS,
                 compression=None,  # base64 of floats hardly shrinks
                 max_size=None,
                 max_queue=None,  # a full one would hold up the end of a session
-            )
+            ).__enter__()
         try:
             ready = self._answer(protocol.ReadyMessage, timeout)
             self.id, self.model = ready.session, ready.model
-            self.first = self._ask(self._start, protocol.ChunkMessage, timeout)
+            self.first = self._ask(start, protocol.ChunkMessage, timeout)
         except BaseException:
             self.close()
             raise
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -306,10 +286,9 @@ def request(kind: Any, prompt: Any, items: Any, options: Mapping[str, Any]) -> b
     fields = {"prompt": prompt, "items": encode(items or {}) or None, **options}
     given = {name: value for name, value in fields.items() if value is not None}
     known = kind.__struct_fields__
-    if "sampling_params" in known:
-        others = {name: given.pop(name) for name in list(given) if name not in known}
-        if sampling := {**given.pop("sampling_params", {}), **others}:
-            given["sampling_params"] = sampling
+    others = {name: given.pop(name) for name in list(given) if name not in known}
+    if sampling := {**given.pop("sampling_params", {}), **others}:
+        given["sampling_params"] = sampling
     if tag := kind.__struct_config__.tag:
         given["type"] = tag
     return msgspec.json.encode(given, enc_hook=_plain)
@@ -344,5 +323,4 @@ def _refused(status: int, raw: bytes, url: str) -> RequestError:
     body = raw.decode(errors="replace").strip()[:_SHOWN]
     got = f"HTTP {status} {reason} {f'({body})' if body else ''}".strip()
     message = MmkitError(url, "an answer", got, _REMEDY)
-    kind = reason.replace(" ", "") or "HTTPError"
-    return _told(raw) or RequestError(str(message), code=status, type=kind)
+    return _told(raw) or RequestError(str(message), code=status, type=reason.replace(" ", ""))

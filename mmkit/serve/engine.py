@@ -10,7 +10,6 @@ from itertools import count
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from msgspec import Meta, Raw, structs
-from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -91,7 +90,6 @@ class Engine:
         config = client.model_config
         self.max_model_len: int = config.max_model_len
         self.has_tokenizer = client.renderer.tokenizer is not None
-        self._generates: bool = config.runner_type == "generate"
         self._defaults: dict[str, Any] = config.get_diff_sampling_param()
         token = Annotated[int, Meta(ge=0, lt=config.get_vocab_size())]
         self._sampling = _kinds(
@@ -149,8 +147,6 @@ class Engine:
             raise limits.too_large(where, "constraint", "bytes")
         if begins(raw, b"n"):
             return options
-        if not self.has_tokenizer:
-            raise InputError(where, "none, since the server has no tokenizer", "a constraint")
         asked = named(raw, _KINDS, where, told=False)
         return {**options, _CONSTRAINT: _made(where, StructuredOutputsParams, **asked)}
 
@@ -167,9 +163,6 @@ class Engine:
         Raises:
             InputError: what vLLM refuses, or what contradicts the output.
         """
-        if not self._generates:
-            remedy = "Ask /v1/mm/pooling."
-            raise InputError("model", "one that generates", "a pooling model", remedy)
         if options.get("stop") and not self.has_tokenizer:
             expected = "stop_token_ids, since the server has no tokenizer"
             raise InputError(f"{_PARAMS}.stop", expected, "texts")
@@ -291,8 +284,11 @@ class Engine:
                         if not begun and is_lost(output):
                             break
                         begun = True
-                        if constrained and any(p.finish_reason == "error" for p in output.outputs):
-                            raise failed
+                        reasons = {part.finish_reason for part in output.outputs}
+                        if "abort" in reasons:
+                            raise EngineDeadError  # by nobody but a server that stops
+                        if "error" in reasons:
+                            raise failed if constrained else EngineGenerateError
                         yield rendered, output
                     else:
                         return
@@ -300,30 +296,6 @@ class Engine:
                 if not begun:
                     self.forget(rendered)
         raise failed
-
-    async def pool(self, prompt: Mapping[str, Any], task: str | None, request_id: str) -> Any:
-        """vLLM's output for a pooling request.
-
-        Raises:
-            InputError: a task that the model does not have.
-            ValueError: the request is refused.
-            EngineDeadError, EngineGenerateError: vLLM failed.
-        """
-        if self._generates:
-            remedy = "Ask /v1/mm/generate."
-            raise InputError("model", "a pooling model", "one that generates", remedy)
-        known = await self._client.get_supported_tasks()
-        task = task or self._client.model_config.get_pooling_task(known)
-        if task not in known:
-            raise InputError("task", f"one of {', '.join(known)}", repr(task))
-        rendered, outputs = await self.render(prompt), []
-        try:
-            made = self._client.encode(rendered, PoolingParams(task=task), request_id)
-            outputs = [output async for output in made]
-        finally:
-            if not outputs:
-                self.forget(rendered)
-        return outputs[-1]
 
 
 def _made(where: str, kind: Callable[..., T], *args: Any, **options: Any) -> T:

@@ -49,8 +49,7 @@ class MmkitEndpoints:
         """Find the spec of the model that is served; without one the routes answer 404."""
         processor = engine_client and getattr(engine_client.renderer, "mm_processor", None)
         if not isinstance(processor, CommonProcessor):
-            model = getattr(args, "model", "the model")
-            logger.warning("mmkit: %s has no mmkit spec, so /v1/mm answers 404.", model)
+            logger.warning("mmkit: the model has no mmkit spec, so /v1/mm answers 404.")
             return
         if processes := offload.install(engine_client.renderer):
             await asyncio.to_thread(processes.wait)

@@ -113,22 +113,10 @@ class Prompted(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt: str | list[Id] | None = None
     items: Items = _null()
     uuids: Uuids = _null()
+    sampling_params: Sampling = _null()
 
 
-class _Request(Prompted, kw_only=True, forbid_unknown_fields=True):
-    model: str | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-    cache_salt: Annotated[str, Meta(min_length=1)] | None = None
-
-
-class PoolingRequest(_Request, kw_only=True, forbid_unknown_fields=True):
-    """Body of ``POST /v1/mm/pooling``. `task` is one of vLLM's pooling tasks; by default the
-    model's."""
-
-    task: str | None = None
-
-
-class Generating(_Request, kw_only=True, forbid_unknown_fields=True):
+class Generating(Prompted, kw_only=True, forbid_unknown_fields=True):
     """A request for tokens.
 
     Attributes:
@@ -136,7 +124,9 @@ class Generating(_Request, kw_only=True, forbid_unknown_fields=True):
             sampled, and which ids at each position.
     """
 
-    sampling_params: Sampling = _null()
+    model: str | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1)] | None = None
     output: str | None = None
     stream: bool = False
 
@@ -167,8 +157,6 @@ class NextMessage(Prompted, kw_only=True, forbid_unknown_fields=True, tag="next"
     """The message after a chunk: more prompt with its items, or items alone. It may set another
     `max_tokens`."""
 
-    sampling_params: Sampling = _null()
-
 
 class CloseMessage(Struct, forbid_unknown_fields=True, tag="close"):
     """The end of a session."""
@@ -194,22 +182,6 @@ class Usage(_Out, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-
-    @classmethod
-    def of(cls, prompt: int, completion: int, cached: int | None) -> Usage:
-        """The usage of a request, of whose prompt some tokens were cached."""
-        details = PromptTokensDetails(cached_tokens=cached or 0)
-        return cls(
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            total_tokens=prompt + completion,
-            prompt_tokens_details=details,
-        )
-
-
-def _array(tensor: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-    values = np.frombuffer(base64.b64decode(tensor["data"]), tensor["dtype"])
-    return values.reshape(tensor["shape"])
 
 
 class Produced(_Out, frozen=True):
@@ -239,7 +211,11 @@ class Choice(_Out, frozen=True):
     @cached_property
     def output(self) -> np.ndarray[Any, Any] | None:
         """The output as an array, if the request asks for one."""
-        return None if self.produced is None else _array(self.produced.tensor)
+        if self.produced is None:
+            return None
+        tensor = self.produced.tensor
+        values = np.frombuffer(base64.b64decode(tensor["data"]), tensor["dtype"])
+        return values.reshape(tensor["shape"])
 
 
 class Range(_Out, frozen=True):
@@ -266,25 +242,6 @@ class Generation(_Out, frozen=True):
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = None
     mm_placeholders: dict[str, list[Range]] | None = None
-
-
-class Pooling(_Out, frozen=True):
-    """Answer of ``POST /v1/mm/pooling``.
-
-    Attributes:
-        data: what the pooler returns for the request, a float32 tensor in the form of an item.
-    """
-
-    id: str
-    object: Literal["mm.pooling"]
-    created: int
-    model: str
-    data: dict[str, Any]
-    usage: Usage
-
-    def array(self) -> np.ndarray[Any, Any]:
-        """`data` as an array."""
-        return _array(self.data)
 
 
 class ErrorInfo(_Out, frozen=True, omit_defaults=False):

@@ -1,9 +1,7 @@
-"""The routes: ``POST /v1/mm/generate``, ``POST /v1/mm/pooling``, ``GET /v1/mm/modalities`` and
-``WS /v1/mm/session``."""
+"""The routes: ``POST /v1/mm/generate``, ``GET /v1/mm/modalities`` and ``WS /v1/mm/session``."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -17,13 +15,17 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from ..errors import InputError
+from ..vllm_api.compat import find
 from . import errors, protocol
-from .engine import EngineDeadError
 from .errors import NoSpec
-from .protocol import Limits, Usage, aside, decoded, schema
+from .protocol import Limits, aside, decoded, schema
 from .session import POLICY, Session
 from .state import Answer, ServerState
-from .wire import encoded, weigh
+from .wire import parsed
+
+_OF_VLLM = "entrypoints.serve.utils.api_utils"
+with_cancellation = find(f"{_OF_VLLM}:with_cancellation")
+load_aware_call = find(f"{_OF_VLLM}:load_aware_call")
 
 Work = Callable[[Any, Request, ServerState], Awaitable[Any]]
 router = APIRouter(tags=["multimodal items"])
@@ -62,9 +64,9 @@ def _route(method: str, answer: Any, body: Any = None, **also: Any) -> Callable[
             try:
                 if state is None:
                     raise NoSpec
-                raw = await read(request, state.limits)
-                asked = await aside(len(raw), decoded, body, raw) if body else None
-                told = await _unless_gone(request, work(asked, request, state))
+                limits, raw = state.limits, await read(request, state.limits)
+                asked = body and await aside(len(raw), parsed, body, raw, "body", limits)
+                told = await working(asked, request, state)
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
             except Exception as error:
@@ -73,6 +75,7 @@ def _route(method: str, answer: Any, body: Any = None, **also: Any) -> Callable[
                 return told
             return Response(msgspec.json.encode(told), media_type=_JSON)
 
+        working = with_cancellation(load_aware_call(work))
         name = handle.__name__ = work.__name__
         handle.__doc__ = work.__doc__
         router.add_api_route(f"/v1/mm/{name}", handle, methods=[method], **described)
@@ -81,7 +84,7 @@ def _route(method: str, answer: Any, body: Any = None, **also: Any) -> Callable[
     return decorate
 
 
-async def read(request: Request, limits: Limits, *, json: bool = True) -> bytearray:
+async def read(request: Request, limits: Limits) -> bytearray:
     """The body of a request.
 
     Raises:
@@ -93,33 +96,7 @@ async def read(request: Request, limits: Limits, *, json: bool = True) -> bytear
         body += part
         if len(body) > limits.body_bytes:
             raise limits.too_large("body", "body_bytes", "bytes")
-    if json:
-        await aside(len(body), weigh, body, "body", limits)
     return body
-
-
-async def _unless_gone(request: Request, work: Awaitable[Any]) -> Any:
-    """The outcome of some work, which is cancelled if the client leaves.
-
-    Raises:
-        ClientDisconnect: it has left.
-    """
-
-    async def watch() -> None:  # nobody else reads the client's messages then
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        # once, not as anyio's scopes, in which what is to be cleaned up could wait for nothing
-        working.cancel()
-
-    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(watch())
-    try:
-        return await working
-    except asyncio.CancelledError:
-        if watching.done():
-            raise ClientDisconnect from None
-        raise
-    finally:
-        watching.cancel()
 
 
 # -- the routes ------------------------------------------------------------------------------------
@@ -154,21 +131,6 @@ async def generate(asked: protocol.GenerateRequest, request: Request, state: Ser
     return StreamingResponse(_sse(first, events, state), media_type="text/event-stream")
 
 
-@_route("POST", protocol.Pooling, protocol.PoolingRequest)
-async def pooling(asked: protocol.PoolingRequest, _: Request, state: ServerState) -> Any:
-    """The tensor of a pooling model for a prompt with items."""
-    model, name = state.check_model(asked.model), f"mmpool-{uuid4().hex}"
-    output = await state.engine.pool(await state.prompt(asked), asked.task, name)
-    return protocol.Pooling(
-        id=name,
-        object="mm.pooling",
-        created=int(time.time()),
-        model=model,
-        data=encoded(output.outputs.data.float(), "data"),
-        usage=Usage.of(len(output.prompt_token_ids), 0, output.num_cached_tokens),
-    )
-
-
 async def _events(
     asked: protocol.GenerateRequest, outputs: Any, answer: Answer, **named: Any
 ) -> AsyncGenerator[protocol.Generation, None]:
@@ -178,8 +140,6 @@ async def _events(
     async with aclosing(outputs):
         async for rendered, new in outputs:
             told: dict[str, Any] = {"choices": await answer.grown(new)}
-            if any(part.finish_reason == "abort" for part in new.outputs):
-                raise EngineDeadError  # by nobody but a server that stops
             if ranges:
                 places = rendered.get("mm_placeholders", {})
                 of = dict[str, list[protocol.Range]]

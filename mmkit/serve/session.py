@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from asyncio import FIRST_COMPLETED, ensure_future
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -24,21 +24,19 @@ from msgspec import structs
 from ..errors import InputError
 from . import errors, protocol
 from .errors import TooBusy
-from .protocol import NULL, aside, decoded, named
+from .protocol import NULL, aside, named
 from .state import Answer, ServerState
 from .window import Held, History, by_name, placed, together
-from .wire import weigh
+from .wire import parsed
 
 NORMAL, GOING_AWAY, POLICY, ERROR, BUSY = 1000, 1001, 1008, 1011, 1013
 """Close codes of websockets."""
 
+_MESSAGE = protocol.StartMessage | protocol.NextMessage | protocol.CloseMessage
+
 
 class _End(Exception):
-    """The session ends: why, and the close code."""
-
-    def __init__(self, reason: str, code: int = NORMAL) -> None:
-        super().__init__(reason)
-        self.code = code
+    """The session ends. Its arguments are why, and the close code."""
 
 
 class Session:
@@ -53,11 +51,8 @@ class Session:
         self._state, self._socket = state, socket
         self._id = f"mmsession-{uuid4().hex}"
         self._talk: _Talk | None = None
-
-    @property
-    def _remaining(self) -> int:
-        """Tokens that still fit, without a slide."""
-        return self._talk.room if self._talk else self._state.engine.max_model_len
+        # tokens that still fit, without a slide
+        self._remaining = state.engine.max_model_len
 
     async def run(self) -> None:
         """Serve the session until it ends; whatever ends it, its request is gone from the engine
@@ -65,10 +60,10 @@ class Session:
         await self._socket.accept()
         with suppress(_End, TimeoutError, WebSocketDisconnect, RuntimeError, OSError):
             try:
-                with self._state.one_more_session():
+                async with self._state.one_more_session():
                     await self._served()
             except _End as end:
-                reason, code = str(end), end.code
+                reason, code = end.args
             except Exception as error:
                 code = BUSY if isinstance(error, TooBusy) else ERROR
                 reason = await self._refuse(error, fatal=True)
@@ -90,10 +85,11 @@ class Session:
                 done, _ = await asyncio.wait(waiting, timeout=patience, return_when=FIRST_COMPLETED)
                 if not done:
                     raise _End(f"no message for {seconds:g} s", GOING_AWAY)
-                async with self._refusing():
+                try:
                     if turn in done:
                         answered, turn = turn, None
                         self._talk, chunk = answered.result()
+                        self._remaining = chunk.remaining
                         await self._send(chunk)
                     else:
                         came, reading = reading, ensure_future(self._message())
@@ -103,21 +99,15 @@ class Session:
                             remedy = "Wait for the chunk, or close the session."
                             raise InputError("message", expected, _tag(asked), remedy)
                         turn = ensure_future(self._turn(asked))
+                except Exception as error:
+                    if not errors.of_caller(error):
+                        raise
+                    await self._refuse(error, fatal=False)
         finally:
             tasks = [task for task in (reading, turn) if task]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    @asynccontextmanager
-    async def _refusing(self) -> AsyncIterator[None]:
-        """A context whose errors are told, if they are the caller's."""
-        try:
-            yield
-        except Exception as error:
-            if not errors.of_caller(error):
-                raise
-            await self._refuse(error, fatal=False)
 
     async def _refuse(self, error: Exception, *, fatal: bool) -> str:
         """Tell an error; returns its sentence."""
@@ -132,7 +122,7 @@ class Session:
             async with asyncio.timeout(self._state.limits.idle_seconds):
                 await self._socket.send_text(msgspec.json.encode(message).decode())
         except (TimeoutError, WebSocketDisconnect, RuntimeError, OSError):
-            raise _End("the client left") from None
+            raise _End("the client left", NORMAL) from None
 
     async def _message(self) -> Any:
         """The next message that is not the last one.
@@ -142,26 +132,19 @@ class Session:
         """
         raw = await self._socket.receive()
         if raw["type"] == "websocket.disconnect":
-            raise _End("the client left")
-        if (text := raw.pop("text", None)) is None:
-            raise InputError("message", "JSON text", "bytes", "Send text frames.")
-        body = text.encode(errors="surrogatepass")
-        del text  # which may be large
-        message = await aside(len(body), self._parsed, body)
+            raise _End("the client left", NORMAL)
+        if (body := raw.get("bytes")) is None:
+            body = raw.pop("text").encode(errors="surrogatepass")
+        message = await aside(len(body), parsed, _MESSAGE, body, "message", self._state.limits)
         if isinstance(message, protocol.CloseMessage):
-            raise _End("the client closed it")
+            raise _End("the client closed it", NORMAL)
         return message
-
-    def _parsed(self, body: bytes) -> Any:
-        weigh(body, "message", self._state.limits)
-        return decoded(protocol.StartMessage | protocol.NextMessage | protocol.CloseMessage, body)
 
     async def _turn(self, message: Any) -> tuple[_Talk, protocol.ChunkMessage]:
         """What the session is after a message, and its chunk."""
         talk = self._talk
         if isinstance(message, protocol.StartMessage) == (talk is not None):
-            first = '"start" as the first message'
-            expected = '"next" or "close" in a session that has started' if talk else first
+            expected = '"next" or "close" after the start' if talk else '"start" at first'
             raise InputError("type", expected, _tag(message))
         talk = talk or _Talk(self._state, message, self._id)
         return talk, await talk.chunk(message, self._send)
@@ -196,11 +179,6 @@ class _Talk:
         self._history = History(start.window and start.window.keep)
         self._index = 0
 
-    @property
-    def room(self) -> int:
-        """Tokens that still fit, without a slide."""
-        return self._engine.max_model_len - len(self._history.ids)
-
     async def chunk(
         self, message: Any, tell: Callable[[Any], Awaitable[None]]
     ) -> protocol.ChunkMessage:
@@ -232,8 +210,6 @@ class _Talk:
                 told = {**structs.asdict(new), "index": self._index, "remaining": room}
                 if new.finish_reason is None and self._start.stream and new.token_ids:
                     await tell(protocol.TokensMessage(**told | {"logprobs": None}))
-        if new.finish_reason not in ("stop", "length"):
-            raise _End(f"the server ended the chunk: {new.finish_reason}", GOING_AWAY)
         told |= {"token_ids": answer.ids[0], "text": text or None, "logprobs": logprobs or None}
         slid = self._history.slid(left)
         self._history = left._replace(ids=ids, items=placed([*left.items, *new_items], rendered))
@@ -299,15 +275,12 @@ class _Talk:
 
     def _check(self, length: int, new: list[Held], max_tokens: int, left: History) -> None:
         """Refuse a message that goes beyond the model's context or its limits on items."""
-        within = "session" if self._start.window is None else "window"
         room = self._engine.max_model_len - len(left.ids)
         if length + max_tokens > room:
-            expected = f"at most {room} more tokens in this {within}"
+            expected = f"at most {room} more tokens"
             got = f"{length} of the prompt and max_tokens={max_tokens}"
             remedy = "Ask for less, or start a new session."
             raise InputError("sampling_params.max_tokens", expected, got, remedy)
-        counts = Counter(item.name for item in (*left.items, *new))
-        for name, limit in self._engine.most_items.items():
-            if (count := counts[name]) > limit:
-                expected = f"at most {limit} item(s) in one {within}"
-                raise InputError(f"items.{name}", expected, str(count), "Start a new session.")
+        for name, count in Counter(item.name for item in (*left.items, *new)).items():
+            intake = self._plan.modalities[name].intake
+            intake.check_count(count, self._engine.most_items.get(name))

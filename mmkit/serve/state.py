@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from functools import cached_property
 from typing import Any
 
 from msgspec import Raw
@@ -16,7 +17,7 @@ from ..vllm_api.chat import modalities
 from . import protocol
 from .engine import Engine
 from .errors import SESSIONS, TooBusy
-from .protocol import Choice, Limits, Usage, named, shown
+from .protocol import Choice, Limits, PromptTokensDetails, Usage, named, shown
 from .wire import Decoder, describe, embeds_of, encoded
 
 
@@ -29,7 +30,6 @@ class ServerState:
         models: the names under which the model is served.
         origins: of the pages that may open websockets; ``*`` for any.
         in_messages: the modalities that have a content part of their own in messages.
-        sessions: how many are open.
     """
 
     def __init__(
@@ -38,19 +38,17 @@ class ServerState:
         self.engine, self.limits, self.models = engine, limits, models
         self.plan, self.origins = engine.plan, frozenset(origins)
         self.in_messages = modalities(engine.plan.spec)
-        self.sessions = 0
-        self._described: protocol.Modalities | None = None
+        self._places = asyncio.Semaphore(limits.sessions)
 
     # -- the server --------------------------------------------------------------------------------
 
     async def described(self) -> protocol.Modalities:
         """The modalities, outputs and limits of the model; made once, because it processes the
         largest items."""
-        if self._described is None:
-            self._described = await self.engine.beside(self._describe)
-        return self._described
+        return await self.engine.beside(lambda: self._described)
 
-    def _describe(self) -> protocol.Modalities:
+    @cached_property
+    def _described(self) -> protocol.Modalities:
         allowed, plan = self.engine.most_items, self.plan
         return protocol.Modalities(
             model=self.models[0],
@@ -68,23 +66,19 @@ class ServerState:
             limits=self.limits,
         )
 
-    @contextmanager
-    def one_more_session(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def one_more_session(self) -> AsyncIterator[None]:
         """A context in which one more session is open.
 
         Raises:
             TooBusy: there are as many as may be.
         """
-        if self.sessions >= (most := self.limits.sessions):
-            expected = f"at most {most} open at once"
+        if self._places.locked():
+            expected = f"at most {self.limits.sessions} open at once"
             raise TooBusy("session", expected, "one more", "Try again later.")
-        self.sessions += 1
-        SESSIONS.inc()
-        try:
-            yield
-        finally:
-            self.sessions -= 1
-            SESSIONS.dec()
+        async with self._places:
+            with SESSIONS.track_inprogress():
+                yield
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -209,4 +203,10 @@ class Answer:
 
     def usage(self) -> Usage:
         """Token counts."""
-        return Usage.of(self._prompt, sum(map(len, self.ids.values())), self._cached)
+        generated = sum(map(len, self.ids.values()))
+        return Usage(
+            prompt_tokens=self._prompt,
+            completion_tokens=generated,
+            total_tokens=self._prompt + generated,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached),
+        )

@@ -8,30 +8,30 @@ or the same as a data URL in an ``image_url`` part. What vLLM reads refers to th
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Annotated, Any
+from uuid import uuid4
 
 import msgspec
 from msgspec import Meta, Raw
 from starlette.requests import ClientDisconnect, Request
 
 from ..errors import InputError
-from ..vllm_api.chat import REFERENCE, SENT, Load
+from ..vllm_api.chat import SENT
 from . import errors
 from .protocol import NULL, Limits, TooLarge, aside, begins, decoded
 from .routes import read
 from .state import ServerState
-from .wire import ITEM_URL, Decoder, Media, embeds_of, listed, weigh
+from .wire import ITEM_URL, MEDIA, Decoder, Media, embeds_of, listed, weigh
 
 FEW = 2**14
 """Values in the JSON that vLLM reads of a request, beside those of a prompt."""
 
 _LARGE = 2**20
 _ITEMS = ("multi_modal_data", "items")
-_MEDIA = {"image_url": "image", "video_url": "video"}
 _CHAT = "/v1/chat/completions"
 _ROUTES = ("/v1/completions", _CHAT, "/v1/embeddings", "/pooling", "/classify")
 """Routes of vLLM that would leave items out of a request without a word."""
@@ -46,8 +46,10 @@ _FREE_TO_CALL = (b"", b"null", b'"auto"', b'"none"')
 """Choices of tools for which no grammar is compiled."""
 
 _Id = Annotated[int, Meta(ge=0)]
-Sent = Sequence[tuple[str, Load]]
-"""Items, each with its modality."""
+Sent = dict[str, tuple[str, Any]]
+"""Items with their modalities, by the URLs that stand for them: what is added to `SENT`."""
+Part = tuple[str, str, Any, str]
+"""An item of a message: its URL, its modality, its value without media, and its path in errors."""
 
 
 class Gate:
@@ -63,10 +65,12 @@ class Gate:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request, if need be by 400 or 413."""
         state = getattr(scope["app"].state, "mmkit", None) if "app" in scope else None
+        sent: Sent = {}
         has_body = scope["type"] == "http" and scope["method"] in ("POST", "PUT", "PATCH")
         if state is not None and has_body and not scope["path"].startswith("/v1/mm/"):
             try:
-                receive = _again(await _body(Request(scope, receive), state), receive)
+                body, sent = await _body(Request(scope, receive), state)
+                receive = _again(body, receive)
             except ClientDisconnect:
                 return
             except Exception as error:
@@ -74,17 +78,24 @@ class Gate:
                 refusal = errors.response(error, state.plan, "vllm", connection="close")
                 await refusal(scope, receive, send)
                 return
-        await self._app(scope, receive, send)
+        SENT.update(sent)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            for url in sent:
+                del SENT[url]
 
 
-async def _body(request: Request, state: ServerState) -> bytes:
-    """The body of a request to one of vLLM's routes, as that may read it."""
+async def _body(request: Request, state: ServerState) -> tuple[bytes, Sent]:
+    """The body of a request to one of vLLM's routes, as that may read it, and its items."""
     is_json = not request.headers.get("content-type", "").lower().startswith("multipart/")
-    body = bytes(await read(request, state.limits, json=is_json))
-    if is_json:
-        body, items = await aside(len(body), apart, request.url.path, body, state)
-        SENT.set(items)  # also none: a pipelined request begins in the context of the one before it
-    return body
+    body = bytes(await read(request, state.limits))
+    if not is_json:
+        return body, {}
+    body, parts = await aside(len(body), apart, request.url.path, body, state)
+    loads = [state.engine.loaded(value, where) for *_, value, where in parts]
+    items = zip(parts, await asyncio.gather(*loads), strict=True)
+    return body, {url: (name, item) for (url, name, *_), item in items}
 
 
 def _again(body: bytes, receive: Any) -> Any:
@@ -97,29 +108,29 @@ def _again(body: bytes, receive: Any) -> Any:
     return again
 
 
-def apart(path: str, body: bytes, state: ServerState) -> tuple[bytes, Sent]:
-    """A body for one of vLLM's routes without the items in its messages, and what gives these.
+def apart(path: str, body: bytes, state: ServerState) -> tuple[bytes, list[Part]]:
+    """A body for one of vLLM's routes without the items in its messages, and these.
 
     Raises:
         InputError: an item is malformed; or a message is, and there are items; or there are items
             where nothing reads them; or messages, and no tokenizer; or a long prompt is.
         TooLarge: the items, or what is left, are beyond a limit.
     """
+    weigh(body, "body", state.limits)
     if b"\0" in body:  # Python also reads UTF-16, in which nobody here knows a text's end
         raise InputError("body", "JSON in UTF-8", "a zero byte")
     if path == _CHAT and not state.engine.has_tokenizer:
         expected = "a prompt at /v1/mm/generate, since the server has no tokenizer"
         raise InputError("messages", expected, "messages")
-    sent: Sent = ()
+    sent: list[Part] = []
     is_object = body.lstrip()[:1] == b"{"
     if is_object and len(body) > state.limits.constraint:
         _check_constraints(body, state.limits)
-    may_hold = path in _ROUTES and _holds(body, _ITEMS)
-    if may_hold or (_holds(body, ["messages"]) and _holds(body, [*state.in_messages, *_MEDIA])):
+    if _holds(body, [*_ITEMS, *state.in_messages, *MEDIA]):
         request = decoded(dict[str, Raw], body)
-        for name in _ITEMS if may_hold else ():
-            if name in request:
-                remedy = "Send items to /v1/mm/generate or /v1/mm/pooling, or as parts of messages."
+        for name in _ITEMS:
+            if name in request and path in _ROUTES:
+                remedy = "Send items to /v1/mm/generate, or as parts of messages."
                 raise InputError(name, f"no items at {path}", "some", remedy)
         request["messages"], sent = _Conversation(state).read(request.get("messages", NULL))
         body = msgspec.json.encode(request) if sent else body
@@ -179,11 +190,10 @@ class _Conversation:
     def __init__(self, state: ServerState) -> None:
         self._state, self._decoder = state, Decoder(state.limits, state.engine.frames)
         self._counts = Counter[str]()
-        self._sent: list[tuple[str, Load]] = []
+        self._sent: list[Part] = []
 
-    def read(self, raw: Raw) -> tuple[Raw, Sent]:
-        """The messages with references in place of items, and these in the order in which they were
-        read: per item its modality, and a function that loads it.
+    def read(self, raw: Raw) -> tuple[Raw, list[Part]]:
+        """The messages with references in place of items, and these.
 
         Raises:
             InputError: an item is malformed, or there are too many.
@@ -199,19 +209,19 @@ class _Conversation:
 
     def _part(self, raw: Raw) -> Raw:
         part = decoded(dict[str, Raw], raw, "messages")
-        urls = {name: _url(part[name]) for name in _MEDIA if name in part}
+        urls = {name: _url(part[name]) for name in MEDIA if name in part}
         name = msgspec.json.decode(part.get("type", b"null"))
         if urls.get("image_url", "").startswith(ITEM_URL):
             self._take(*self._of_url(urls["image_url"]))
         elif name not in self._state.in_messages:
             for medium in urls:
-                self._decoder.weighed(Media(_MEDIA[medium], urls[medium]), "messages")
+                self._decoder.weighed(Media(MEDIA[medium], urls[medium]), "messages")
             return raw
         elif name not in part:
             raise InputError("messages", f'the item of a part "{name}" as its "{name}"', "none")
         else:
             self._take(name, part.pop(name))
-        url = {"url": f"{REFERENCE}{len(self._sent) - 1}"}
+        url = {"url": self._sent[-1][0]}
         return Raw(msgspec.json.encode({**part, "type": "image_url", "image_url": url}))
 
     def _of_url(self, url: str) -> tuple[str, Raw]:
@@ -234,7 +244,7 @@ class _Conversation:
         self._counts[name] += 1
         modality.intake.check_count(self._counts[name], engine.most_items.get(name))
         value = self._decoder.one(raw, where, modality.item, embeds_of(modality))
-        self._sent.append((name, partial(engine.loaded, value, where)))
+        self._sent.append((f"mmkit-item:{uuid4().hex}", name, value, where))
 
 
 def _each(raw: Raw, read: Callable[[Raw], Raw]) -> Raw:

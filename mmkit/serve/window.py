@@ -12,13 +12,12 @@ from .protocol import Slid
 
 
 class Held(NamedTuple):
-    """One item: its modality, what it came as, its name for the cache, and its placeholders, from
-    `start` to `stop` among the tokens."""
+    """One item: its modality, what it came as, its name for the cache, and the end of its
+    placeholders among the tokens."""
 
     name: str
     value: Any
     uuid: str | None = None
-    start: int = 0
     stop: int = 0
 
 
@@ -47,7 +46,9 @@ class History(NamedTuple):
             InputError: there is none; the error of the last one.
         """
         for number in range(len(self.items) + 1 if self.keep else 1):
-            left = self._after(number)
+            cut = self.items[number - 1].stop if number else 0
+            # the engine tells where the items are once it has the message
+            left = self._replace(ids=self.ids[cut:], items=self.items[number:])
             if number and left.items and len(left.items) + new > (self.keep or 0):
                 continue
             try:
@@ -56,12 +57,6 @@ class History(NamedTuple):
             except InputError as error:
                 refused = error
         raise refused
-
-    def _after(self, number: int) -> History:
-        """What is left behind so many items."""
-        cut = self.items[number - 1].stop if number else 0
-        left = [i._replace(start=i.start - cut, stop=i.stop - cut) for i in self.items[number:]]
-        return self._replace(ids=self.ids[cut:], items=left)
 
     def slid(self, left: History) -> Slid | None:
         """The part of this history that `left` lacks; None if that is nothing."""
@@ -83,24 +78,16 @@ def placed(items: Iterable[Held], rendered: Mapping[str, Any]) -> list[Held]:
     """The items of a rendered prompt, in the order of their placeholders."""
     of, places = by_name(items), rendered.get("mm_placeholders", {})
     found = [
-        item._replace(start=place.offset, stop=place.offset + place.length)
+        item._replace(stop=place.offset + place.length)
         for name in places
         for item, place in zip(of[name], places[name], strict=True)
     ]
-    return sorted(found, key=lambda item: item.start)
+    return sorted(found, key=lambda item: item.stop)
 
 
 def together(items: Sequence[Held]) -> Any:
-    """The items of one modality as a caller writes them.
-
-    Raises:
-        InputError: some are precomputed embeddings, others are not.
-    """
+    """The items of one modality as a caller writes them; embeddings, if all are, by their field."""
     values = [item.value for item in items]
-    kinds = {isinstance(value, Embedding) for value in values}
-    if len(kinds) > 1:
-        expected = "items, or embeddings of all of them, in one session"
-        raise InputError(f"items.{items[0].name}", expected, "both")
-    if kinds == {True}:
+    if all(isinstance(value, Embedding) for value in values):
         return {field: [value[field] for value in values] for field in values[0]}
     return values

@@ -77,17 +77,27 @@ def listed(raw: bytes | bytearray | memoryview) -> int:
     return count
 
 
-def weigh(raw: bytes | bytearray | memoryview, where: str, limits: Limits) -> int:
-    """The values in the JSON of a body or a message.
+def weigh(raw: bytes | bytearray | memoryview, where: str, limits: Limits) -> None:
+    """Refuse the JSON of a body or a message that is beyond a limit.
 
     Raises:
-        TooLarge: it is beyond a limit.
+        TooLarge: it is.
     """
     if len(raw) > limits.body_bytes:
         raise limits.too_large(where, "body_bytes", "bytes")
-    if (count := listed(raw)) > limits.listed:
+    if listed(raw) > limits.listed:
         raise limits.too_large(where, "listed", "values in JSON")
-    return count
+
+
+def parsed(kind: Any, raw: bytes | bytearray, where: str, limits: Limits) -> Any:
+    """A body or a message of some kind, which is weighed before anything is built of it.
+
+    Raises:
+        InputError: it is malformed.
+        TooLarge: it is beyond a limit.
+    """
+    weigh(raw, where, limits)
+    return decoded(kind, raw)
 
 
 @dataclass(frozen=True)
@@ -186,9 +196,8 @@ class Decoder:
             parts = decoded(list[Raw], raw, where)
             self._take("items", len(parts), where)
             return [self._item(part, f"{where}[{i}]", kind) for i, part in enumerate(parts)]
-        is_text = begins(raw, b'"')
-        if not begins(raw, b"{") and not (isinstance(kind, Text) and is_text):
-            got = "a text" if is_text else bytes(memoryview(raw)[:40]).decode(errors="replace")
+        if not begins(raw, b"{") and not (isinstance(kind, Text) and begins(raw, b'"')):
+            got = bytes(memoryview(raw)[:40]).decode(errors="replace")
             raise InputError(where, "a list of items, or one encoded tensor", got)
         one = self.one(raw, where, kind, embeds)
         # a tensor may be a batch, whose items the spec counts

@@ -6,13 +6,10 @@ conversation, are put before vLLM's own functions; a part that is none of a spec
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Generator, Mapping, Sequence
 from functools import cache, wraps
 from typing import Any
-from uuid import uuid4
 
 from ..errors import InputError
 from ..layout import Insert
@@ -22,20 +19,15 @@ from .compat import find
 MODULES = ("renderers.chat_utils.chat_message", "renderers.chat_utils", "entrypoints.chat_utils")
 """Where vLLM reads messages, from the newest release to the oldest."""
 
-Load = Callable[[], Awaitable[Any]]
-"""Gives an item, which may have to be loaded first."""
-
-SENT: ContextVar[Sequence[tuple[str, Load]]] = ContextVar("SENT", default=())
-"""The items of the request that a server reads, each with its modality."""
-
-REFERENCE = f"mmkit-{uuid4().hex}:"
-"""The prefix of the URL of a part that stands for one of these items: in every version, vLLM's
-routes accept only parts of vLLM's own types. No client knows it."""
+SENT: dict[str, tuple[str, Any]] = {}
+"""The items of the requests that a server reads, each with its modality, by the URL of the
+``image_url`` part that stands for it: in every version, vLLM's routes accept only parts of vLLM's
+own types, and some read them in other threads. No client can guess a URL."""
 
 
 class _Item(tuple[Any, "str | None"]):
-    """An item and its uuid, as vLLM's tracker of a request keeps them; called or awaited, as that
-    of a server does, the item is loaded."""
+    """An item and its uuid, as vLLM's tracker of a request keeps them, and as what that of a server
+    calls or awaits."""
 
     __hash__ = object.__hash__  # asyncio.gather wants one; items have none
 
@@ -43,21 +35,9 @@ class _Item(tuple[Any, "str | None"]):
         return self
 
     def __await__(self) -> Generator[Any, None, tuple[Any, str | None]]:
+        yield from ()
         item, uuid = self
-        loaded = (yield from item.loaded().__await__()) if isinstance(item, _Loading) else item
-        return loaded, uuid
-
-
-class _Loading:
-    """An item that is loaded once, however often it is asked for."""
-
-    def __init__(self, load: Load) -> None:
-        self._load = load
-        self._work: asyncio.Future[Any] | None = None
-
-    async def loaded(self) -> Any:
-        self._work = self._work or asyncio.ensure_future(self._load())
-        return await self._work
+        return item, uuid
 
 
 def reading(theirs: Any) -> Any:
@@ -116,14 +96,13 @@ def _of_vllm() -> Mapping[str, Any]:
 
 def _resolved(part: Mapping[str, Any]) -> Mapping[str, Any]:
     """A part with the item that it refers to, if it does."""
-    url, sent = part.get("image_url"), SENT.get()
-    url = str(url.get("url") if isinstance(url, Mapping) else url)
-    number = url.removeprefix(REFERENCE)
-    if number == url or not number.isdecimal() or int(number) >= len(sent):
+    url = part.get("image_url")
+    sent = SENT.get(str(url.get("url") if isinstance(url, Mapping) else url))
+    if sent is None:
         return part
-    name, load = sent[int(number)]
+    name, item = sent
     rest = {key: value for key, value in part.items() if key not in ("type", "image_url")}
-    return {**rest, "type": name, name: _Loading(load)}
+    return {**rest, "type": name, name: item}
 
 
 def gathering(theirs: Any) -> Any:
@@ -137,9 +116,7 @@ def gathering(theirs: Any) -> Any:
     @wraps(theirs)
     async def later(tracker: Any) -> Any:
         data, uuids = await theirs(tracker)
-        others = _others(tracker, data).items()
-        items = {name: [await item for item in own] for name, own in others}
-        return _joined(_spec(tracker), data, uuids, items)
+        return _joined(_spec(tracker), data, uuids, _others(tracker, data))
 
     return later if inspect.iscoroutinefunction(theirs) else at_once
 

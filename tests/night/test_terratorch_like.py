@@ -1,15 +1,19 @@
 """A model of raw input without a prompt: two requests at once, and over HTTP."""
 
+import re
+
+import httpx
 import pytest
 import torch
 from vllm import LLM
 
 from examples.terratorch_like.checkpoint import make_checkpoint
-from mmkit.serve import Client, RequestError
+from mmkit.serve import Client, RequestError, content_part
 from mmkit.serve.process import Server
 
 pytestmark = pytest.mark.timeout(600)
 
+FLOAT = ("--dtype", "float32", "--enforce-eager")
 RANDOM = torch.Generator().manual_seed(1)
 IMAGES = [
     {"pixel_values": torch.randn(6, 32, 32, generator=RANDOM), "location_coords": torch.randn(2, generator=RANDOM)}
@@ -48,7 +52,7 @@ def test_together_as_alone(ask):
 
 
 def test_over_http(ask, checkpoint, tmp_path):
-    options = ("--runner", "pooling", "--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager")
+    options = ("--runner", "pooling", "--skip-tokenizer-init", "--tokenizer-mode", "terratorch", *FLOAT)
     modules = {"MMKIT_MODULES": "examples.terratorch_like.model"}
     log = tmp_path / "log"
     with (
@@ -57,16 +61,21 @@ def test_over_http(ask, checkpoint, tmp_path):
     ):
         (told,) = client.modalities().modalities
         assert (told.name, told.limit, told.largest_tokens, told.placeholder) == ("image", 1, 0, [])
+
+        def pool(images, **options):
+            parts = [content_part("image", image, **options) for image in images]
+            body = {"messages": [{"role": "user", "content": parts}]}
+            return httpx.post(f"{server.url}/pooling", json=body, timeout=240)
+
         for image in IMAGES:
             (wanted,) = ask([request(image)])
-            for prompt in (None, [1]):
-                pooled = client.pool(prompt, {"image": [image]})
-                assert torch.allclose(torch.from_numpy(pooled.array().copy()), wanted, atol=1e-4)
-        for items, sentence in (({"image": IMAGES[:2]}, TOO_MANY), ({}, MISSING)):
-            with pytest.raises(RequestError, match=sentence) as refused:
-                client.pool(None, items)
-            assert (refused.value.code, refused.value.param) == (400, "items.image")
-        with pytest.raises(RequestError, match="model: expected one that generates, got a pooling model"):
+            for as_url in (False, True):
+                (pooled,) = pool([image], as_url=as_url).json()["data"]
+                assert torch.allclose(torch.tensor(pooled["data"]), wanted, atol=1e-4)
+        for images, sentence in ((IMAGES[:2], TOO_MANY), ([], MISSING)):
+            refused = pool(images)
+            assert refused.status_code == 400
+            assert re.match(sentence, refused.json()["error"]["message"])
+        with pytest.raises(RequestError, match="does not support generation") as refusal:
             client.generate([1], {"image": IMAGES[:1]})
-        with pytest.raises(RequestError, match="task: expected one of plugin, got 'embed'"):
-            client.pool(None, {"image": IMAGES[:1]}, task="embed")
+        assert refusal.value.code == 400

@@ -113,7 +113,7 @@ ONE_CELL = {"ids": np.array([1, 2]), "values": torch.ones(2, 2), "name": "ab"}
 # fmt: off
 ITEMS: list[tuple[Any, str]] = [
     (None, f"{NO_LIST} null."),
-    ("x", f"{NO_LIST} a text."),
+    ("x", f'{NO_LIST} "x".'),
     (3, f"{NO_LIST} 3."),
     ([[1, "x"]], f"items.m[0][1]: {NO_NUMBER} str."),
     ([[1, None]], f"items.m[0][1]: {NO_NUMBER} null."),

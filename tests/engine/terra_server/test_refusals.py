@@ -55,7 +55,6 @@ COSTLY = (
     "mm_processor_kwargs: expected none, got some. They can make a request costly: --trust-request-mm-kwargs allows"
 )
 CHATTED = f"messages: expected a prompt at /v1/mm/generate, {NO_TOKENIZER} messages."
-POOLED = "model: expected a pooling model, got one that generates. Ask /v1/mm/generate."
 TAKEN = f"{PARAMS}: expected parameters that vLLM takes, got min_tokens must be less than"
 COLD = f"{PARAMS}.temperature: expected parameters that vLLM takes, got temperature must be non-negative, got -1.0."
 PNG = {"image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -78,7 +77,7 @@ REFUSALS = [
     of("prompt: expected a prompt, got none.", prompt=None),
     of("model: expected one of terra, got 'gpt'.", model="gpt"),
     of(f"{PARAMS}.stop: expected stop_token_ids, {NO_TOKENIZER} texts.", stop=["x"]),
-    of(f"{PARAMS}.structured_outputs: expected none, {NO_TOKENIZER} a constraint.", structured_outputs={"regex": "x"}),
+    of("Structured outputs requires a tokenizer so it can't be used", None, structured_outputs={"regex": "x"}),
     of(COSTLY, mm_processor_kwargs={"a": 1}),
     of("uuids.actions: expected a field", uuids=actions(["a"])),
     of("output: expected one of frame, got 'film'.", output="film"),
@@ -93,7 +92,6 @@ REFUSALS = [
     Refusal(BIG, {"model": "terra", "prompt": [1, 2**31]}, path="/v1/completions"),
     Refusal(NO_ITEM, {"model": "terra", "prompt": ACTION}, path="/v1/completions"),
     Refusal(CHATTED, {"model": "terra", "messages": CHAT}, path="/v1/chat/completions"),
-    Refusal(POOLED, {"prompt": [3]}, path="/v1/mm/pooling"),
 ]
 
 
@@ -131,13 +129,13 @@ def zeros(count: int) -> Any:
 
 
 MALFORMED = [
-    (b"x", "message: expected JSON text, got bytes. Send text frames."),
+    (b"x", "body: expected JSON, got invalid character (byte 0)."),
     (
         "x" * (LIMITS["BODY_BYTES"] + 1),
         "message: expected at most 1000000 bytes, got more. Send less at once, or raise",
     ),
     ({"type": "x"}, "type: expected a valid value, got invalid value 'x'."),
-    (following(), 'type: expected "start" as the first message, got "next".'),
+    (following(), 'type: expected "start" at first, got "next".'),
     ({"type": "start"}, f"{PARAMS}.max_tokens: expected a value, got none."),
     (
         {"type": "start", "sampling_params": {"max_tokens": 1}},
@@ -151,12 +149,12 @@ MALFORMED = [
 WHOLE = [
     *MALFORMED,
     (start(), "chunk"),
-    (start(), 'type: expected "next" or "close" in a session that has started, got "start".'),
+    (start(), 'type: expected "next" or "close" after the start, got "start".'),
     (following([ZEROS[:5]]), FIVE),
-    (following(zeros(22), max_tokens=1), "items.actions: expected at most 24 item(s) in one session, got 25"),
+    (following(zeros(22), max_tokens=1), "terra.actions: expected fewer items, got 25. At most 24 actions(s) may be"),
     (
         {"type": "next", "prompt": [1] * 1500},
-        f"{PARAMS}.max_tokens: expected at most 1476 more tokens in this session, got 1500",
+        f"{PARAMS}.max_tokens: expected at most 1476 more tokens, got 1500",
     ),
     ({"type": "next", "prompt": [999]}, f"terra.prompt[0]: expected a token id from 0 to {PAD}, got 999"),
     (following(), "chunk"),
@@ -169,7 +167,7 @@ SLIDING = [
     # the last frame is what is left at least
     (
         {"type": "next", "prompt": [1] * 1700},
-        f"{PARAMS}.max_tokens: expected at most 1686 more tokens in this window, got 1700",
+        f"{PARAMS}.max_tokens: expected at most 1686 more tokens, got 1700",
     ),
     (following([ZEROS[:5]]), FIVE),
     (following(), "chunk"),
