@@ -24,8 +24,8 @@ from uuid import uuid4
 import numpy as np
 import typer
 
+from examples.server import free_port
 from mmkit.serve.client import request as written
-from mmkit.serve.process import free_port
 from mmkit.serve.protocol import GenerateRequest
 
 from . import measure

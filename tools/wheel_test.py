@@ -32,7 +32,7 @@ LIMIT = 1800
 ASK = """
 import subprocess, sys
 from pathlib import Path
-from mmkit.serve.process import Server
+from examples.server import Server
 with Server("checkpoint", "--dtype", "float32", log=Path("server.log")) as server:
     subprocess.run([sys.executable, "-m", "weather.ask", server.url], check=True)
 print("ended with", server.process.poll())

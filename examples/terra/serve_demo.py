@@ -9,8 +9,8 @@ import numpy as np
 import typer
 from tqdm import tqdm
 
+from examples.server import Server
 from mmkit.serve import Client
-from mmkit.serve.process import Server
 
 from . import CHECKPOINT, register
 from .drive.simulator import CELLS

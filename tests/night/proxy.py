@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from mmkit.serve.process import Server, free_port
+from examples.server import Server, free_port
 from tests import ROOT
 from tests.night.malformed import KEY
 

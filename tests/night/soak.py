@@ -26,9 +26,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.errors import UnsatisfiedAssumption
 
+from examples.server import Server
 from examples.terra import CHECKPOINT
 from mmkit.serve import Client, RequestError
-from mmkit.serve.process import Server
 from tests.engine.terra import rollouts
 from tests.night import malformed
 from tests.night.malformed import ACTIONS, BOUND_SECONDS, FRAMES, GREEDY, KEY, LIMITS, SHOWN, Body, Kind

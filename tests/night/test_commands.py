@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen2Config
 
+from examples.server import Server
 from examples.terra.configuration import LlamaActionConfig
 from examples.terra.reference import LlamaActionForCausalLM
 from mmkit.cli.new import KINDS, new
 from mmkit.serve import Client
-from mmkit.serve.process import Server
 from tests.engine.processes import run
 from tests.language_models import CHATML, language_model
 

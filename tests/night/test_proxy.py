@@ -18,7 +18,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode
 
-from mmkit.serve.process import Server
+from examples.server import Server
 from tests.engine.terra_server import clients
 from tests.engine.terra_server.clients import head
 from tests.night.malformed import GENERATE, HEADERS, KEY, SESSION

@@ -13,7 +13,7 @@ from examples.series.reference import WavesForCausalLM
 from examples.series.spec import WAVES
 from examples.series.train import train
 from examples.series.waves import ANSWER_WORDS, PROMPT
-from mmkit.serve.process import Server
+from examples.server import Server
 from mmkit.serve.wire import encode
 from tests.engine.test_series import HELD_OUT, SERIES, TEMPLATE, share, tokenizer, turns
 

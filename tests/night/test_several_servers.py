@@ -16,10 +16,10 @@ import pytest
 from psutil import CONN_ESTABLISHED
 
 from benchmarks.vllm_bench import requests
+from examples.server import Server
 from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
 from mmkit.serve import Client, RequestError, ServerGone
-from mmkit.serve.process import Server
 from mmkit.testing import of_spec
 from tests.engine.processes import run
 from tests.engine.terra import rollouts

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from websockets.frames import Frame, Opcode
 
-from mmkit.serve.process import Server
+from examples.server import Server
 from tests.engine.terra_server import clients
 from tests.night.malformed import GENERATE, SESSION
 from tests.night.soak import terra_server

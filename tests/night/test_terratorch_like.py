@@ -7,9 +7,9 @@ import pytest
 import torch
 from vllm import LLM
 
+from examples.server import Server
 from examples.terratorch_like.checkpoint import make_checkpoint
 from mmkit.serve import Client, RequestError, content_part
-from mmkit.serve.process import Server
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -13,12 +13,12 @@ from vllm import SamplingParams
 
 from examples.llava_like.cases import draw_picture
 from examples.llava_like.offline import engine
+from examples.server import Server
 from examples.vla.checkpoint import STATISTICS, make_checkpoint
 from examples.vla.spec import BINS, CENTRES
 from mmkit import InputError
 from mmkit.model import sampling_params
 from mmkit.serve import Client
-from mmkit.serve.process import Server
 from tests.unit.common import refused
 
 from .vla import OVERRIDES, WITH_TABLES

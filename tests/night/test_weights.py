@@ -19,7 +19,7 @@ from PIL import Image
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from mmkit.serve.process import Server
+from examples.server import Server
 from tests.night.malformed import GENERATE, GREEDY, HEADERS, MAX_LEN, SESSION
 from tests.night.soak import MIB, memory, metrics, peak, terra_server
 

@@ -12,7 +12,7 @@ import torch
 
 from examples.llava_like.cases import draw_picture
 from examples.llava_like.checkpoint import make_checkpoint
-from mmkit.serve.process import Server
+from examples.server import Server
 from mmkit.serve.wire import encoded
 from tests.engine.llava_like.test_server import as_file
 

@@ -23,13 +23,13 @@ from starlette.websockets import WebSocketDisconnect
 from vllm import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from examples.server import Server
 from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
 from mmkit import InputError, MmkitError, SpecError, testing
 from mmkit.serve import errors, routes, wire
 from mmkit.serve.engine import Engine, Lost
 from mmkit.serve.middleware import Middleware
-from mmkit.serve.process import Server
 from mmkit.serve.protocol import Limits
 from mmkit.serve.state import ServerState
 from mmkit.serve.wire import listed

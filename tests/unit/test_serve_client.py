@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from examples.server import free_port
 from mmkit import InputError
 from mmkit.serve import wire
 from mmkit.serve.client import Client, RequestError, ServerGone
-from mmkit.serve.process import free_port
 from tests.unit.fake_server import REFUSAL, ROOM, Fake, until
 
 

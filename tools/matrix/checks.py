@@ -298,10 +298,10 @@ def serve() -> Details:
         from vllm.plugins import ENDPOINT_PLUGINS_GROUP  # noqa: F401
     except ImportError:  # this vLLM loads no routes
         return {"routes": False, "failures": []}
+    from examples.server import Server
     from examples.terra import CHECKPOINT
     from examples.terra.serve_demo import OPTIONS, closed_loop
     from mmkit.serve import Client
-    from mmkit.serve.process import Server
 
     context, actions, expected = _rollouts()
     environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mmkit.serve.process import Server
+from examples.server import Server
 
 from .. import CHECKPOINT
 from ..drafts import FRAME_TOKENS, speculation

@@ -24,8 +24,8 @@ from examples.llava_like.cases import Case, draw_picture
 from examples.llava_like.offline import answer
 from examples.llava_like.reference import Reference
 from examples.llava_like.spec import LLAVA_LIKE
+from examples.server import Server
 from mmkit.serve import Client, RequestError, content_part
-from mmkit.serve.process import Server
 from mmkit.serve.wire import ITEM_URL, encode
 from mmkit.testing import of_spec
 from tests.profiles import scaled

@@ -11,7 +11,7 @@ import psutil
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from mmkit.serve.process import Server
+from examples.server import Server
 from tests.night.malformed import ACTIONS, GENERATE, GREEDY, HEADERS, MAX_LEN, SESSION, asking, prompt_of, raw
 from tests.night.soak import WAIT, empties, scraped, until
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from examples.server import Server
 from mmkit.serve import Client
-from mmkit.serve.process import Server
 from tests.night.malformed import KEY
 from tests.night.soak import rollout, terra_server
 

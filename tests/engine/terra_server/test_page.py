@@ -12,7 +12,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
-from mmkit.serve.process import Server
+from examples.server import Server
 from tests.night.malformed import HEADERS
 from tests.night.proxy import NGINX, Proxy
 

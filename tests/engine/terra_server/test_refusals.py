@@ -6,7 +6,7 @@ import httpx
 import numpy as np
 import pytest
 
-from mmkit.serve.process import Server
+from examples.server import Server
 from tests.night.malformed import ACTIONS, GENERATE, GREEDY, LIMITS, PAD, asking, prompt_of, raw, wrong_error
 
 from . import clients

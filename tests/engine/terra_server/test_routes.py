@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from examples.server import Server
 from examples.terra.environment import Scenes, ServerDream, TerraVectorEnv
 from examples.terra.rollout import BLOCK_SIZE
 from examples.terra.serve_demo import SAMPLING, closed_loop, stream
 from examples.terra.worlds import TownWorld, make_episode
 from mmkit.serve import Client
-from mmkit.serve.process import Server
 from tests.engine.terra.rollouts import expected
 from tests.night.malformed import ACTIONS, FRAMES, LIMITS, MAX_LEN, PAD, STEP, VOCAB, prompt_of
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmkit.serve.process import Server
+from examples.server import Server
 from tests.night.malformed import BY_DAY
 from tests.night.soak import soak
 

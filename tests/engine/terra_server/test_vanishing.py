@@ -13,7 +13,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
-from mmkit.serve.process import Server
+from examples.server import Server
 from tests.night.malformed import GENERATE, LIMITS, wrong_error
 
 from . import clients

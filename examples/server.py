@@ -15,7 +15,7 @@ from typing import Self
 
 import httpx
 
-from ..errors import MmkitError
+from mmkit import MmkitError
 
 
 class Server:
