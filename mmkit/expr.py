@@ -53,8 +53,15 @@ class Fields(dict[str, Any]):
         raise AttributeError(f"the processed fields lack {name!r}; they have {sorted(self)}")
 
 
+class _Folded:
+    """What was folded in a scope, by the identity of the expression: expressions share parts. It is
+    no field of the dataclass, and is not made before it is needed: scopes of items have none."""
+
+    __slots__ = ("folded",)
+
+
 @dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(_Folded):
     """The values of the roots: the argument of a plain function in place of an expression.
 
     Attributes:
@@ -234,6 +241,13 @@ class Expr(Node):
         return self._compiled(scope)
 
     def _folded(self, scope: Scope) -> Any:
+        if (known := getattr(scope, "folded", None)) is None:
+            object.__setattr__(scope, "folded", known := {})
+        if id(self) not in known:
+            known[id(self)] = self, self._fold(scope)
+        return known[id(self)][1]
+
+    def _fold(self, scope: Scope) -> Any:
         if all(leaf.root in STATIC for leaf in self._leaves):
             return self._compiled(scope)
         if self._op == "where" and isinstance(test := fold(self._args[0], scope), bool):

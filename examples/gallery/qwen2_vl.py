@@ -57,7 +57,7 @@ def vision(name, of_size, frames, token, processor, pixels):
         placeholder=tok[token],
         tokens=patches // processor.merge_size**2,
         fields={
-            pixels: flat(patches),
+            pixels: flat(patches, shape=(patches, 3 * processor.temporal_patch_size * processor.patch_size**2)),
             f"{name}_grid_thw": derived(
                 grid_of(frames, item.height, item.width, processor, least, most),
                 shape=(3,),

@@ -123,14 +123,16 @@ class Calls:
         """
         done: dict[str, Processed] = {}
         groups: dict[Any, dict[str, Sequence[Any]]] = {}
-        for name, (values, embeds, total) in items.items():
-            modality = self._modalities[name]
+        for name, taken in items.items():
+            modality, values, total = self._modalities[name], taken.values, taken.total
             processing = modality.processing
             modality.intake.check_present(values, "None, and no such item in the cache")
             if not values:
                 continue
-            if embeds:
+            if taken.embeds:
                 done[name] = values
+            elif taken.are_largest and (zeros := processing.zeros(values, total)):
+                done[name] = zeros
             elif processing.hf is None:
                 done[name] = processing.run(values, total)
             elif processing.hf.one_by_one:

@@ -23,11 +23,13 @@ class Taken(NamedTuple):
         values: canonical items, or precomputed embeddings.
         embeds: whether `values` are precomputed embeddings.
         total: number of items of the modality in the request, cached items included.
+        are_largest: whether each of them is the largest item of the spec.
     """
 
     values: Sequence[Any]
     embeds: bool
     total: int
+    are_largest: bool = False
 
     @classmethod
     def whole(cls, values: Sequence[Any], *, embeds: bool = False) -> Taken:

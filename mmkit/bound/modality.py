@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -155,6 +155,7 @@ class BoundModality:
         self.adapted: dict[Any, Any] = {}
         self._fixed: dict[bool, Layouts] = {}
         self._largest: dict[Any, tuple[Any, int]] = {}
+        self._rehearsed: tuple[Any, Placeholder] | None = None
 
     def at(self, part: str) -> At:
         """A context in which errors name a part of the modality."""
@@ -203,20 +204,14 @@ class BoundModality:
         return self.static.of(facts, fields)
 
     def layouts(
-        self,
-        taken: Taken,
-        fields: Processed,
-        *,
-        are_largest: bool = False,
-        may_be_larger: bool = False,
+        self, taken: Taken, fields: Processed, *, may_be_larger: bool = False
     ) -> Iterator[Layouts]:
         """The layouts of some items.
 
         Args:
             taken: the items.
             fields: their processed fields, as far as layouts read them.
-            are_largest: whether each of them is the largest item of the spec.
-            may_be_larger: whether they may have more encoder rows than that.
+            may_be_larger: whether they may have more encoder rows than the largest item.
 
         Raises:
             InputError: precomputed embeddings of other rows than their layout has.
@@ -225,7 +220,7 @@ class BoundModality:
         """
         placeholders, embeds, most = self.placeholders, taken.embeds, None
         varies = placeholders.varies(embeds)
-        if varies and not (are_largest or may_be_larger or placeholders.by_company):
+        if varies and not (taken.are_largest or may_be_larger or placeholders.by_company):
             most = self.largest()[1]
         for index, (value, own) in enumerate(zip(taken.values, fields, strict=True)):
             if (layouts := self._fixed.get(embeds)) is None:
@@ -236,7 +231,7 @@ class BoundModality:
                 if not varies:
                     self._fixed[embeds] = layouts
             rows = layouts.placeholder.num_embeds
-            if are_largest and not placeholders.by_company:
+            if taken.are_largest and not placeholders.by_company:
                 self._largest.setdefault((), (value, rows))
             if embeds and rows != len(value.rows):
                 expected = f"{rows} embedding row(s)"
@@ -290,7 +285,8 @@ class BoundModality:
         key = tuple((sizes or {}).items())
         if key not in self._largest:
             item = self.item.within(sizes, self.where) if sizes else self.item
-            value, placeholder = self._largest_of(item)
+            known = None if sizes else self._rehearsed
+            value, placeholder = known or self._largest_of(item)
             most = self._max_model_len
             if most is not None and len(placeholder) > most and not self.needs_hf:
                 # of smaller sizes in equal parts
@@ -314,8 +310,7 @@ class BoundModality:
     def _largest_of(self, item: ItemType, fraction: float = 1.0) -> tuple[Any, Placeholder]:
         # the cheapest function for the fields that the layout of an item reads
         run = self.process if self._needs_fields else self.processing.of_facts
-        placed = [(v, self._placeholder(v, run(v))) for v in item.candidates(fraction)]
-        return max(placed, key=lambda one: one[1].num_embeds)  # the first of equals
+        return _most([(v, self._placeholder(v, run(v))) for v in item.candidates(fraction)])
 
     def rehearse(self) -> list[Placeholder]:
         """The placeholders of the largest and the smallest item, where they need no Hugging Face
@@ -332,7 +327,8 @@ class BoundModality:
         self.processing.rehearse([*candidates[:1], *small[:1]])
         largest = [self._placeholder(value, run(value)) for value in candidates]
         smallest = [self._placeholder(value, run(value)) for value in small]
-        most = max(one.num_embeds for one in largest)
+        self._rehearsed = _most(zip(candidates, largest, strict=True))
+        most = self._rehearsed[1].num_embeds
         for rows in [one.num_embeds for one in smallest]:
             if rows > most and not self.placeholders.by_company:
                 expected = "the most encoder rows for the largest item"
@@ -347,3 +343,8 @@ class BoundModality:
             return self.placeholders.alternatives(self.scope(value, 0, fields))[0].placeholder
         except InputError as error:
             raise SpecError(str(error)) from error
+
+
+def _most(placed: Iterable[tuple[Any, Placeholder]]) -> tuple[Any, Placeholder]:
+    """The item with the most encoder rows, the first of equals."""
+    return max(placed, key=lambda one: one[1].num_embeds)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain, combinations, product
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,7 +17,7 @@ from numpy.lib.array_utils import byte_bounds
 from ..errors import At, SpecError
 from ..expr import Fields, evaluate
 from ..field import HF, Field, Flat, Identity, unpadded
-from ..node import leaves, mapped
+from ..node import evaluate_all, leaves, mapped
 
 if TYPE_CHECKING:
     from .modality import BoundModality
@@ -157,6 +159,32 @@ class Processing:
             raise SpecError(self._modality.where, expected, repr(sorted(unknown)), remedy)
         return raw
 
+    def zeros(self, values: Sequence[Any], count: int) -> Processed | None:
+        """The fields of the largest items, with zeros for what a Hugging Face processor would make
+        of them: it gets a small item only, which tells the dtypes.
+
+        None where the spec does not state the shape of a field, or the field holds no pixels, which
+        are floats or bytes.
+        """
+        modality = self._modality
+        stated = {name: self.fields[name].shape for name in self._processed}
+        is_known = len(stated) + len(self.from_facts) == len(self.fields) and not modality.needs_hf
+        # of one shape, a small item takes as long as the largest
+        if not (self.hf and is_known and None not in stated.values() and leaves(stated)):
+            return None
+        raw: dict[str, list[torch.Tensor]] = {}
+        with suppress(SpecError):  # the processor takes no small item, or it alone tells a shape
+            small = modality.process(modality.item.small()[-1])
+            scope = modality.scope(values[0], 0, self.of_facts(values[0]), of_fields=True)
+            for name, shape in evaluate_all(stated, scope).items():
+                dtype = getattr(small[name], "dtype", torch.int64)
+                are_pixels = dtype.is_floating_point or dtype == torch.uint8
+                if are_pixels and all(type(size) is int for size in shape):
+                    # until somebody looks at it, numpy's memory costs no time, torch's does
+                    memory = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+                    raw[name] = [torch.from_numpy(memory).view(dtype).view(shape)] * len(values)
+        return self.finish(raw, values, count, in_parts=True) if len(raw) == len(stated) else None
+
     def finish_each(
         self, raws: Sequence[Mapping[str, Any]], values: Sequence[Any], count: int
     ) -> Processed:
@@ -186,7 +214,7 @@ class Processing:
             SpecError: a field is missing, has another number of items, or another shape or dtype
                 than stated.
         """
-        if self.hf is not None and (names := self.hf.outputs):
+        if not in_parts and self.hf is not None and (names := self.hf.outputs):
             raw = {names.get(name, name): value for name, value in raw.items()}
         if missing := [name for name in self._processed if raw.get(name) is None]:
             got = f"{sorted(raw)}, without {missing}"

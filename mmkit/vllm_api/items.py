@@ -43,7 +43,8 @@ class RequestItems(vllm_parse.MultiModalDataItems):
     def taken(self, name: str, indices: Iterable[int]) -> Taken:
         """Some items of a modality, ready for processing."""
         own = self.data[name]
-        return Taken([own.get(i) for i in indices], isinstance(own, EmbedItems), len(own))
+        values, are_largest = [own.get(i) for i in indices], name in self.largest
+        return Taken(values, isinstance(own, EmbedItems), len(own), are_largest)
 
 
 class EmbedItems(vllm_parse.EmbeddingItems):
@@ -80,7 +81,7 @@ class Parser(vllm_parse.MultiModalDataParser):
 
     def parsed(self, modality: BoundModality, data: Any) -> Items:
         """The items of one modality."""
-        items, embeds, _ = modality.intake.take(data, self.hidden_size)
+        items, embeds, *_ = modality.intake.take(data, self.hidden_size)
         item = modality.item
         if isinstance(item, Video) and not item.metadata:  # as vLLM's own parser
             items = [own[0] if isinstance(own, tuple) else own for own in items]

@@ -161,12 +161,7 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         for name, parts in self._parts(plan, request, some, missing).items():
             modality = plan.modalities[name]
             # options of the request may make more rows of an item than those of the server do
-            layouts = modality.layouts(
-                some[name],
-                parts,
-                are_largest=name in request.items.largest,
-                may_be_larger=bool(request.kwargs),
-            )
+            layouts = modality.layouts(some[name], parts, may_be_larger=bool(request.kwargs))
             for i, fields, own in zip(missing[name], parts, layouts, strict=True):
                 entries[name][i] = self.item(modality, fields, own), own
         return entries

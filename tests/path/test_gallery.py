@@ -21,6 +21,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+import torch
 from vllm.model_executor.models.registry import ModelRegistry
 
 from mmkit.testing import (
@@ -37,6 +38,7 @@ from mmkit.testing import (
     vllm_path,
 )
 from mmkit.testing.compare import Given, compare
+from mmkit.testing.differences import differences as differences_of
 from tests import ROOT, hf_law
 from tests.oracles import SYSTEMS, differences, hand_written, processor, replay
 from tests.profiles import scaled
@@ -54,6 +56,32 @@ def test_stored_case(name: str, case: dict[str, Any]) -> None:
             replay(name, case)
     else:
         assert not differences(case["expect"], replay(name, case))
+
+
+@pytest.mark.parametrize(
+    ("name", "shortened"),
+    [("qwen2_vl", {"image", "video"}), ("qwen3_vl", {"image"}), ("llava_onevision", {"video"}), ("llava", set())],
+)
+def test_the_largest_item_has_the_form_of_a_processed_one(name: str, shortened: set[str]) -> None:
+    """Also where the Hugging Face processor gets a small item in its place."""
+    known = {}
+    for modality in processor(name).plan.modalities.values():
+        item = modality.largest_item()
+        (processed,) = modality.processing.zeros([item], 1) or [None]
+        if processed is not None:
+            known[modality.name] = processed
+            assert not differences_of(form(modality.process(item)), form(processed), "processed and not processed")
+    assert known.keys() == shortened
+
+
+def form(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The shapes and dtypes of tensors; values of a few integers and of what is no tensor."""
+    return {
+        name: [list(part.shape), str(part.dtype), part.tolist() if part.numel() < 8 else None]
+        if isinstance(part, torch.Tensor)
+        else part
+        for name, part in fields.items()
+    }
 
 
 def test_the_table_of_the_docs() -> None:

@@ -249,7 +249,7 @@ def test_embeddings_come_with_the_fields_that_their_layout_reads(sizes, own):
     rows = [torch.full((n, 3), float(i)) for i, n in enumerate(sizes)]
     sent = {"n": sizes, "k": [[0]] * len(sizes)}
     for form in (rows, torch.cat(rows)):
-        taken, are_embeddings, _ = own.intake.take({"m_embeds": form, **sent}, 3)
+        taken, are_embeddings, *_ = own.intake.take({"m_embeds": form, **sent}, 3)
         assert are_embeddings
         assert [one.rows.tolist() for one in taken] == [one.tolist() for one in rows]
         assert [(one["n"], one["k"]) for one in taken] == [(n, 0) for n in sizes]
