@@ -56,14 +56,14 @@ from .spec import Modality as Modality
 from .spec import Output as Output
 
 if TYPE_CHECKING:
-    from .model import MultiModalModel as MultiModalModel
+    from .model.mixin import MultiModalModel as MultiModalModel
 
 __version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:
     if name == "MultiModalModel":  # imports vLLM, so only when asked for
-        from .model import MultiModalModel
+        from .model.mixin import MultiModalModel
 
         return MultiModalModel
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

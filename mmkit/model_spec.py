@@ -152,7 +152,7 @@ class ModelSpec(Declaration, init=False):
         """
         if model is None:
             return lambda cls: self.register(cls, **replaced)
-        from .model import MultiModalModel
+        from .model.mixin import MultiModalModel
         from .model.registration import check_class, supply_positions
         from .vllm_api.models import register
 

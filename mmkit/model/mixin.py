@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
-from functools import partial, wraps
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -31,22 +31,6 @@ the checkpoint."""
 
 _NAMED = 20
 """The most names in a message."""
-
-
-def _masked(
-    compute_logits: Callable[..., torch.Tensor | None],
-) -> Callable[..., torch.Tensor | None]:
-    """The same method with minus infinity for placeholder ids, unless vLLM masks these ids
-    itself."""
-
-    @wraps(compute_logits)
-    def masked(self: MultiModalModel, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-        logits = compute_logits(self, *args, **kwargs)
-        if logits is not None and not sampling.is_masked(self):  # None on ranks that do not sample
-            sampling.mask(logits, self.reserved_ids(logits.device))
-        return logits
-
-    return masked
 
 
 class MultiModalModel(models.ModelInterface):
@@ -95,7 +79,9 @@ class MultiModalModel(models.ModelInterface):
         self.mm_engine, self.mm_plan, dtype, self._width, counts = models.current_model()
         self._bound = largest_magnitude(dtype)
         self._unsound = Reporter(self.mm_plan.spec.name, self._bound) if counts else None
+        self._reserved: dict[torch.device, torch.Tensor] = {}
         sampling.serve(self)
+        self.compute_logits = partial(self._masked, self.compute_logits)  # type: ignore[method-assign]
 
     def _beside(self) -> tuple[type, Any]:
         """The class that the mixin stands before, and its methods: a Protocol's own do not pass a
@@ -190,7 +176,6 @@ class MultiModalModel(models.ModelInterface):
         merged: torch.Tensor = models.merge_embeddings(embeds, multimodal_embeddings, is_multimodal)
         return merged
 
-    @_masked
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """Logits of the next token, from the class itself or from its language model.
 
@@ -210,10 +195,13 @@ class MultiModalModel(models.ModelInterface):
         compute = own or self.get_language_model().compute_logits
         return compute(hidden_states)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if (own := vars(cls).get("compute_logits")) is not None:
-            cls.compute_logits = _masked(own)  # type: ignore[method-assign]
+    def _masked(self, compute: Any, *args: Any, **options: Any) -> torch.Tensor | None:
+        """What `compute_logits` returns, with minus infinity for placeholder ids, unless vLLM masks
+        them itself."""
+        logits: torch.Tensor | None = compute(*args, **options)
+        if logits is not None and not sampling.is_masked(self):  # None on ranks that do not sample
+            sampling.mask(logits, self.reserved_ids(logits.device))
+        return logits
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a checkpoint, by the class's own `load_weights` or by vLLM's `AutoWeightsLoader` and
@@ -271,11 +259,9 @@ class MultiModalModel(models.ModelInterface):
 
     def reserved_ids(self, device: torch.device) -> torch.Tensor:
         """The placeholder ids, which are never sampled: integers (ids,) on a device."""
-        reserved = self.__dict__.get("_reserved")
-        if reserved is None or reserved.device != device:
-            ids = sorted(self.mm_plan.embed_ids)
-            reserved = self.__dict__["_reserved"] = torch.tensor(ids, device=device)
-        return reserved
+        if device not in self._reserved:
+            self._reserved[device] = torch.tensor(sorted(self.mm_plan.embed_ids), device=device)
+        return self._reserved[device]
 
 
 def _check_loaded(model: Any, loaded: Collection[str]) -> None:

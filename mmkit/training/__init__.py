@@ -6,8 +6,6 @@
 - `saving`: a processor in a checkpoint folder.
 """
 
-from __future__ import annotations
-
 from .batch import Collator as Collator
 from .mixin import MultiModalMixin as MultiModalMixin
 from .processor import Processor as Processor

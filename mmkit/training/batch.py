@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers.feature_extraction_utils import BatchFeature
@@ -23,51 +23,46 @@ IGNORED = -100
 """The label of ids that are not learned, as in transformers."""
 
 
-@dataclass(frozen=True)
-class Padding:
+class Padding(NamedTuple):
     """Padding of prompts to one length.
 
     Attributes:
-        is_wanted: False refuses prompts of several lengths.
         token: the padding id.
         side: "left" or "right".
         length: the least length.
         multiple: the length is a multiple of this number.
+        is_wanted: False refuses prompts of several lengths.
     """
 
-    is_wanted: bool
     token: int
     side: str
     length: int = 0
     multiple: int = 1
+    is_wanted: bool = True
 
-    def filled(self, rows: Sequence[Sequence[int]], value: int, where: str) -> torch.Tensor:
-        """Rows of one length, int64 (rows, length): `value` stands for padding.
+    def prompts(self, name: str, rows: Sequence[Sequence[int]], spec: str) -> dict[str, Any]:
+        """Prompts as a tensor, with their attention mask.
 
         Raises:
-            InputError: rows of several lengths without padding.
+            InputError: prompts of several lengths without padding.
         """
         lengths = {len(row) for row in rows}
-        longest = max(*lengths, self.length)
-        if self.is_wanted:
-            longest = -(-longest // self.multiple) * self.multiple
-        elif len(lengths) > 1:
+        if len(lengths) > 1 and not self.is_wanted:
             expected, got = "prompts of one length", f"lengths {sorted(lengths)}"
-            raise InputError(where, expected, got, "Write padding=True.")
+            raise InputError(f"{spec}.prompt", expected, got, "Write padding=True.")
+        mask = self.filled([[1] * len(row) for row in rows], 0)
+        ids = self.filled(rows, self.token)
+        return {name: ids, f"{name.removesuffix('input_ids')}attention_mask": mask}
+
+    def filled(self, rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
+        """Rows of one length, int64 (rows, length): `value` stands for padding."""
+        longest = max(*map(len, rows), self.length)
+        longest = -(-longest // self.multiple) * self.multiple
         padded = []
         for row in rows:
             gap = [value] * (longest - len(row))
             padded.append([*gap, *row] if self.side == "left" else [*row, *gap])
         return torch.tensor(padded, dtype=torch.long)
-
-
-def prompts_of(
-    name: str, prompts: Sequence[Sequence[int]], padding: Padding, where: str
-) -> dict[str, Any]:
-    """Prompts as a tensor, with their attention mask."""
-    mask = padding.filled([[1] * len(prompt) for prompt in prompts], 0, where)
-    ids = padding.filled(prompts, padding.token, where)
-    return {name: ids, f"{name.removesuffix('input_ids')}attention_mask": mask}
 
 
 def token_types(spec: Declaration) -> dict[str, int]:
@@ -80,18 +75,16 @@ def token_types(spec: Declaration) -> dict[str, int]:
 
 def batch_of(plan: Plan, samples: Sequence[Preview], padding: Padding) -> dict[str, Any]:
     """The samples of a batch as tensors; see `Processor.__call__`."""
-    where, numbers = f"{plan.spec.name}.prompt", token_types(plan.spec)
-    batch = prompts_of("input_ids", [one.prompt_token_ids for one in samples], padding, where)
-    length = batch["input_ids"].shape[1]
-    types, placeholders = [], []
-    for sample in samples:
-        row = [0] * len(sample.prompt_token_ids)
-        before = length - len(row) if padding.side == "left" else 0
-        for at in sample.placements:
-            row[at.start : at.end] = [numbers[at.modality] * one for one in at.placeholder.mask]
-        types.append(row)
-        placeholders.append([replace(at, start=at.start + before) for at in sample.placements])
-    batch |= {"mm_token_type_ids": padding.filled(types, 0, where), "placeholders": placeholders}
+    numbers, ids = token_types(plan.spec), [one.prompt_token_ids for one in samples]
+    batch = padding.prompts("input_ids", ids, plan.spec.name)
+    types, placeholders = torch.zeros_like(batch["input_ids"]), []
+    for row, sample in zip(types, samples, strict=True):
+        before = len(row) - len(sample.prompt_token_ids) if padding.side == "left" else 0
+        placed = [replace(at, start=at.start + before) for at in sample.placements]
+        for at in placed:
+            row[at.start : at.end] = numbers[at.modality] * torch.tensor([*at.placeholder.mask])
+        placeholders.append(placed)
+    batch |= {"mm_token_type_ids": types, "placeholders": placeholders}
     return batch | _fields(plan, samples)
 
 
@@ -137,9 +130,8 @@ class Collator:
         if processor.spec.decoder_prompt is not None or processor.spec.is_raw:
             where, expected = processor.spec.name, "a model that goes on with its prompt"
             raise InputError(where, expected, "an encoder-decoder model, or one without a prompt")
-        token = processor.pad_token_id
         self.processor = processor
-        self._padding = Padding(True, token, padding_side, multiple=pad_to_multiple_of)
+        self._padding = processor.padded(True, None, padding_side, pad_to_multiple_of)
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> BatchFeature:
         """The batch: the padded result of `Processor.__call__`, and
@@ -151,20 +143,16 @@ class Collator:
             InputError: a sample without an answer, an answer with a placeholder, or a prompt that
                 vLLM would refuse.
         """
-        plan, previews, answers = self.processor.plan, [], []
+        plan, previews, labels = self.processor.plan, [], []
         for sample in samples:
             items = {key: own for key, own in sample.items() if key != "answer"}
             answer = plan.encode(sample.get("answer", ()), add_special_tokens=False)
             if not answer:
                 raise InputError(f"{plan.spec.name}.answer", "a text or ids", "none")
             plan.check_bare(answer)
-            prompt = self.processor.preview(**items)
-            whole = [*prompt.prompt_token_ids, *answer]
-            previews.append(replace(prompt, prompt_token_ids=whole))
-            answers.append(len(answer))
+            ((prompt, data),) = self.processor.samples(**items)
+            asked = plan.preview(prompt, data)
+            previews.append(replace(asked, prompt_token_ids=[*asked.prompt_token_ids, *answer]))
+            labels.append([IGNORED] * len(asked.prompt_token_ids) + answer)
         batch = batch_of(plan, previews, self._padding)
-        labels = batch["input_ids"].clone()
-        for row, mask, count in zip(labels, batch["attention_mask"], answers, strict=True):
-            end = int(mask.nonzero()[-1]) + 1
-            row[: end - count] = row[end:] = IGNORED
-        return BatchFeature({**batch, "labels": labels})
+        return BatchFeature({**batch, "labels": self._padding.filled(labels, IGNORED)})

@@ -13,9 +13,6 @@ from ..errors import InputError, MmkitError
 from ..spec import Declaration
 from .batch import token_types
 
-_OF_BATCH = ("mm_token_type_ids", "placeholders")
-"""The entries of a batch that locate the items."""
-
 
 class MultiModalMixin:
     """Mixin for a causal language model of transformers, the training side of
@@ -81,43 +78,30 @@ class MultiModalMixin:
         self, input_ids: torch.Tensor | None, inputs: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The inputs of the language model: embeddings for a batch with items, else ids."""
-        spec, sent = self.mm_spec, {}
-        rest = {key: value for key, value in inputs.items() if key not in _OF_BATCH}
-        for modality in spec.modalities:
-            names = [f"{modality.name}_embeds", *modality.fields]
-            fields = {key: own for key in names if (own := rest.pop(key, None)) is not None}
-            if fields:
-                sent[modality.name] = fields
-        if not sent:
+        spec, rest, sent = self.mm_spec, dict(inputs), {}
+        types, placeholders = rest.pop("mm_token_type_ids", None), rest.pop("placeholders", None)
+        for m in spec.modalities:
+            names = [f"{m.name}_embeds", *m.fields]
+            sent[m.name] = {key: own for key in names if (own := rest.pop(key, None)) is not None}
+        given = [name for name, fields in sent.items() if fields]
+        if not given:
             return {"input_ids": input_ids, **rest}
-        types, placeholders = (inputs.get(name) for name in _OF_BATCH)
         if input_ids is None or types is None:
             expected = "input_ids and mm_token_type_ids beside items"
-            raise InputError(spec.name, expected, f"{', '.join(sent)} without", "Pass **batch.")
+            raise InputError(spec.name, expected, f"{', '.join(given)} without", "Pass **batch.")
         embeds = self.get_input_embeddings()(input_ids)  # type: ignore[attr-defined]
+        placed = None if placeholders is None else [*chain.from_iterable(placeholders)]
         for name, number in token_types(spec).items():
-            is_its_own = types == number
-            rows = torch.empty(0, embeds.shape[-1])
-            if name in sent:
-                placed = chain.from_iterable(placeholders or ())
-                counts = [at.placeholder.num_embeds for at in placed if at.modality == name]
-                known = None if placeholders is None else counts
-                rows = self._rows(name, sent[name], known, embeds.shape[-1])
-            if len(rows) != (positions := int(is_its_own.sum())):
-                where = f"{spec.name}.{name}, embed_{name}"
-                raise MmkitError(where, f"{positions} encoder rows in all", str(len(rows)))
-            embeds = embeds.masked_scatter(is_its_own[..., None], rows.to(embeds))
+            where, is_own = f"{spec.name}.{name}, embed_{name}", types == number
+            counts = placed and [at.placeholder.num_embeds for at in placed if at.modality == name]
+            fields, key = sent[name], f"{name}_embeds"
+            returned = fields.get(key, [])
+            if fields and key not in fields:
+                returned = getattr(self, f"embed_{name}")(**fields)
+            encoded = encoder_rows(returned, where, counts, embeds.shape[-1])
+            rows = [one.to(embeds) for one in encoded]
+            if (got := sum(map(len, rows))) != (positions := int(is_own.sum())):
+                raise MmkitError(where, f"{positions} encoder rows in all", str(got))
+            if rows:
+                embeds = embeds.masked_scatter(is_own[..., None], torch.cat(rows))
         return {"inputs_embeds": embeds, **rest}
-
-    def _rows(
-        self, name: str, fields: dict[str, Any], counts: list[int] | None, width: int
-    ) -> torch.Tensor:
-        """The rows of all items of a modality, (rows, width). `counts` are those of each item, None
-        for a batch without `placeholders`."""
-        declared = self.mm_spec[name].fields
-        returned = fields.pop(f"{name}_embeds", None)
-        if returned is None:
-            received = {key: own for key, own in fields.items() if not declared[key].hidden}
-            returned = getattr(self, f"embed_{name}")(**received)
-        where = f"{self.mm_spec.name}.{name}, embed_{name}"
-        return torch.cat(encoder_rows(returned, where, counts, width))

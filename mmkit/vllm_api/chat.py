@@ -6,8 +6,7 @@ conversation, are put before vLLM's own functions; a part that is none of a spec
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from functools import cache, wraps
 from typing import Any
 
@@ -15,6 +14,7 @@ from ..errors import InputError
 from ..layout import Insert
 from ..spec import Declaration
 from .compat import find
+from .processor import CommonProcessor
 
 MODULES = ("renderers.chat_utils.chat_message", "renderers.chat_utils", "entrypoints.chat_utils")
 """Where vLLM reads messages, from the newest release to the oldest."""
@@ -47,7 +47,8 @@ def reading(theirs: Any) -> Any:
     @wraps(theirs)
     def read(part: Any, parser: Any, **options: Any) -> Any:
         tracker = parser._tracker
-        if (spec := _spec(tracker)) is None or not isinstance(part, Mapping):
+        spec: Declaration | None = getattr(tracker.model_cls, "mm_spec", None)
+        if spec is None or not isinstance(part, Mapping):
             return theirs(part, parser, **options)
         part = _resolved(part)
         name: Any = part.get("type")
@@ -76,11 +77,6 @@ def reading(theirs: Any) -> Any:
     return read
 
 
-def _spec(tracker: Any) -> Declaration | None:
-    """The spec of the model whose messages vLLM reads, if it has one."""
-    return getattr(tracker.model_cls, "mm_spec", None)
-
-
 def modalities(spec: Declaration) -> list[str]:
     """The modalities of a spec that have a content part of their own: none that is named as one of
     vLLM's parts."""
@@ -106,41 +102,23 @@ def _resolved(part: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def gathering(theirs: Any) -> Any:
-    """vLLM's method that gathers the items of a conversation, which also gathers a spec's."""
+    """vLLM's function that gathers the items of a conversation, which also gathers a spec's."""
 
     @wraps(theirs)
-    def at_once(tracker: Any) -> Any:
-        data, uuids = theirs(tracker)
-        return _joined(_spec(tracker), data, uuids, _others(tracker, data))
-
-    @wraps(theirs)
-    async def later(tracker: Any) -> Any:
-        data, uuids = await theirs(tracker)
-        return _joined(_spec(tracker), data, uuids, _others(tracker, data))
-
-    return later if inspect.iscoroutinefunction(theirs) else at_once
-
-
-def _others(tracker: Any, data: Any) -> dict[str, list[Any]]:
-    """The items of a spec's modalities that vLLM does not know, and so has not gathered."""
-    spec, items = _spec(tracker), tracker._items_by_modality
-    names = [modality.name for modality in spec.modalities] if spec else []
-    return {name: items[name] for name in names if name in items and name not in (data or {})}
-
-
-def _joined(
-    spec: Declaration | None, data: Any, uuids: Any, others: Mapping[str, Sequence[Any]]
-) -> Any:
-    """What vLLM gathered, with the others, and with the fields of embeddings together."""
-    if spec is None or not (others or data):
+    def gather(items: Mapping[str, Any], processor: Any, *more: Any) -> Any:
+        data, uuids = theirs(items, processor, *more)
+        if not isinstance(processor, CommonProcessor):
+            return data, uuids
+        for name in (modality.name for modality in processor.spec.modalities):
+            if name in items and name not in data:
+                values, names = zip(*items[name], strict=True)
+                data[name], uuids[name] = list(values), list(names)
+            if isinstance(data.get(name), list):
+                where = f"{processor.spec.name}.{name}"
+                data[name] = _together(where, f"{name}_embeds", data[name])
         return data, uuids
-    data, uuids = dict(data or {}), dict(uuids or {})
-    for name, own in others.items():
-        data[name], uuids[name] = (list(column) for column in zip(*own, strict=True))
-    for name in data.keys() & {modality.name for modality in spec.modalities}:
-        if isinstance(data[name], list):
-            data[name] = _together(f"{spec.name}.{name}", f"{name}_embeds", data[name])
-    return data, uuids
+
+    return gather
 
 
 def _together(where: str, field: str, values: list[Any]) -> Any:

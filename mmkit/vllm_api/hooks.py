@@ -91,14 +91,6 @@ _text = cache(partial(Path.read_text, encoding="utf-8"))
 
 # -- what mmkit does in vLLM's place ---------------------------------------------------------------
 
-CACHE_CALLS = {
-    "is_cached",
-    "touch_sender_cache_item",
-    "get_and_update_item",
-    "release_sender_touches",
-}
-"""What a processor does with vLLM's cache."""
-
 REQUEST_FIELDS = {
     "prompt",
     "mm_data_items",
@@ -115,7 +107,10 @@ def unknown() -> list[str]:
     """The steps of a request through vLLM's processor, and the options of one, that mmkit does not
     know: it takes no such step, and only hashes such an option."""
     theirs = inspect.getsource(sys.modules[BaseMultiModalProcessor.__module__])
-    calls = set(re.findall(r"\bcache\.(\w+)\(", theirs)) - CACHE_CALLS
+    ours = _text(Path(__file__).with_name("processor.py"))
+    calls = {
+        name for name in re.findall(r"\bcache\.(\w+)\(", theirs) if f"cache.{name}" not in ours
+    }
     names = {own.name for own in fields(ProcessorInputs)} - REQUEST_FIELDS
     return sorted([f"cache.{name}()" for name in calls] + [f"the option {n}" for n in names])
 

@@ -157,10 +157,8 @@ def of_tenant(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
         return blake2b(json.dumps([salt, uuid]).encode(), digest_size=24).hexdigest()
 
     listed = {name: [own] if isinstance(own, str) else own or () for name, own in sent.items()}
-    return {
-        **prompt,
-        "multi_modal_uuids": {name: [*map(salted, own)] for name, own in listed.items()},
-    }
+    uuids = {name: [*map(salted, own)] for name, own in listed.items()}
+    return {**prompt, "multi_modal_uuids": uuids}
 
 
 def begun_once(theirs: Any) -> Any:
@@ -207,22 +205,16 @@ class Patch(NamedTuple):
 
 
 _RENDERER = "renderers.base:BaseRenderer"
-_ITEMS, _ITEMS_LATER, _PARTS = (
-    tuple(f"{module}:{name}" for module in chat.MODULES)
-    for name in (
-        "MultiModalItemTracker.resolve_items",
-        "AsyncMultiModalItemTracker.resolve_items",
-        "_parse_chat_message_content_part",
-    )
-)
+_PART = "parse_chat_message_content_part"
+_PARTS = (f"{chat.MODULES[0]}:{_PART}", *(f"{module}:_{_PART}" for module in chat.MODULES))
+_TRACKERS = ("renderers.chat_utils.item_tracker", *chat.MODULES)
 
 PATCHES = (
     Patch(with_admission, ("v1.engine.input_processor:InputProcessor.process_inputs",)),
     Patch(with_tenants, (f"{_RENDERER}._process_tokens",)),
     Patch(with_tenants, (f"{_RENDERER}._process_tokens_async",)),
-    Patch(chat.reading, (f"{chat.MODULES[0]}:parse_chat_message_content_part", *_PARTS)),
-    Patch(chat.gathering, _ITEMS),
-    Patch(chat.gathering, _ITEMS_LATER),
+    Patch(chat.reading, _PARTS),
+    Patch(chat.gathering, tuple(f"{module}:_resolve_items" for module in _TRACKERS)),
     Patch(begun_once, (f"{_RENDERER}.default_chat_tok_params",), until_ids=True),
     Patch(keeping_uuids, (f"{_RENDERER}._process_mm_uuids",), until_ids=True),
 )
