@@ -1,5 +1,6 @@
 """Plans: what a bound spec makes of data, prompts and requests, without vLLM."""
 
+import math
 import re
 from functools import partial
 from types import SimpleNamespace
@@ -40,7 +41,6 @@ from mmkit import (
     where,
 )
 from mmkit.bound.intake import Taken
-from mmkit.expr import evaluate
 from mmkit.plan import Plan
 
 from .common import CONFIG, Tokenizer, bound, modality, outcome, plan_of
@@ -217,19 +217,22 @@ def test_every_placeholder_id_is_known(options, known):
     assert plan_of(modality(**options)).embed_ids == known
 
 
-@pytest.mark.parametrize("rows", [item.length, fields.g[0], fields.g[0] * fields.g[1]])
-@given(sent=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=5))
-def test_a_grid_is_compared_with_the_layout_of_each_item(rows, sent):
-    """Also where items share a layout that does not read the whole grid."""
-    own = bound(item=Tensor((between(1, 9),)), layout=embed(5) * rows, process=hf(), fields={"g": batched()},
-                positions=(1, fields.g[0], fields.g[1]))  # fmt: skip
-    for height, width, length in sent:
-        grid = {"g": torch.tensor([height, width])}
-        scope = own.scope(torch.zeros(length), 0, grid)
-        if height * width == (count := evaluate(rows, scope)):
+SIDES, ROW = st.integers(1, 3), embed(5) * (fields.g[1] * fields.g[2])
+
+
+@pytest.mark.parametrize("layout", [embed(5) * item.length, embed(5) * fields.g[0], ROW * fields.g[0], (ROW + 6) * 2])
+@given(sent=st.lists(st.tuples(SIDES, SIDES, SIDES, st.integers(1, 9)), min_size=1, max_size=5))
+def test_a_grid_is_compared_with_the_layout_of_each_item(layout, sent):
+    """Its rows are one run, or one of each time. Also where items share a layout that does not read the whole grid."""
+    own = bound(item=Tensor((between(1, 9),)), layout=layout, process=hf(), fields={"g": batched()},
+                positions=(fields.g[0], fields.g[1], fields.g[2]))  # fmt: skip
+    for *grid, length in sent:
+        scope = own.scope(torch.zeros(length), 0, {"g": torch.tensor(grid)})
+        runs = [count for _, count in layout.lay(scope).runs]
+        if sum(runs) == math.prod(grid) and len(runs) in (1, grid[0]):
             own.placeholders.alternatives(scope)
         else:
-            with pytest.raises(SpecError, match=rf"a grid of \(1, {height}, {width}\), got runs of \[{count}\]"):
+            with pytest.raises(SpecError, match=re.escape(f"a grid of {tuple(grid)}, got runs of {runs}")):
                 own.placeholders.alternatives(scope)
 
 
@@ -239,7 +242,7 @@ def test_a_grid_is_compared_with_the_layout_of_each_item(rows, sent):
         (replace(tok["<image>"]), embed(5) * 2, [7]),
         (NUMBERED, embed(5) * 2, [182]),
         (replace(fields.x[0]), embed(5) * 2, [9]),
-        (already_expanded(), embed(5) * item.length, [5, 5]),
+        ([already_expanded(), replace(9)], embed(5) * item.length, [5, 5]),
         ([insert(at="start"), replace(9)], embed(5), []),
     ],
     ids=repr,
