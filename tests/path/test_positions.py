@@ -17,7 +17,6 @@ from mmkit import (
     Modality,
     ModelSpec,
     MultiModalModel,
-    SpecError,
     Tensor,
     batched,
     between,
@@ -27,7 +26,7 @@ from mmkit import (
     later,
 )
 from mmkit.model.registration import get_mrope_input_positions
-from tests.unit.common import modality, refused
+from tests.unit.common import modality
 
 START, END, IMAGE, VIDEO = 1, 2, 3, 4
 MERGE = 2
@@ -99,11 +98,3 @@ def test_vllm_sees_them_where_the_spec_has_them() -> None:
     assert not supports_mrope(without)
     assert supports_mrope(SPEC.register(with_grid))
     assert SPEC.register(own).get_mrope_input_positions is len
-
-
-def test_a_grid_of_other_rows_is_refused() -> None:
-    own = SPEC.bind(CONFIG).modalities["image"]
-    expected = "expected embed() positions for a grid of (1, 2, 2), got runs of [2, 2]."
-    grid = {"image_grid_thw": torch.tensor([1, 4, 4])}
-    where = "qwen2_5_vl.image, positions: layout"
-    refused(SpecError, f"{where}: {expected}", own.placeholders.grids, grid, [1, 1, 0, 1, 1])
