@@ -5,6 +5,8 @@ import sys
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image as PILImage
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -43,43 +45,45 @@ def steps(count):
     return torch.arange(count, dtype=torch.float32)[:, None]
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_labels_are_the_answers(side):
-    samples = [
-        {"text": "look <series> at", "series": steps(5), "answer": "at <s>"},
-        {"input_ids": [SERIES, SERIES], "series": [steps(1), steps(9)], "answer": [LOOK]},
-        {"text": "at", "answer": "look"},
-    ]
-    batch = Collator(waves(), padding_side=side, pad_to_multiple_of=4)(samples)
-    whole = [[LOOK, PATCH, PATCH, AT, AT, 5], [PATCH] * 4 + [LOOK], [AT, LOOK]]
-    known = [[-100] * 4 + [AT, 5], [-100] * 4 + [LOOK], [-100, LOOK]]
-    tensors = [batch[name] for name in ("input_ids", "labels", "attention_mask")]
-    for row, labels, mask, ids, own in zip(*tensors, whole, known, strict=True):
-        gap = 8 - len(ids)
+TEXTS = st.lists(st.sampled_from(["look", "at", 1, 5, 9]), min_size=1, max_size=4)
+"""Words, and lengths of series."""
+SAMPLES = st.tuples(TEXTS, st.lists(st.sampled_from(["look", "at", "<s>"]), min_size=1, max_size=3), st.booleans())
+
+
+@given(st.lists(SAMPLES, min_size=1, max_size=4), st.sampled_from(["left", "right"]), st.sampled_from([1, 4]))
+def test_a_batch_is_its_samples_padded(drawn, side, multiple):
+    """Of texts and of ids; the labels are the answers."""
+    samples, rows = [], []
+    for text, answer, as_ids in drawn:
+        series = [steps(part) for part in text if part not in WORDS]
+        prompt, said = [part if part in WORDS else "<series>" for part in text], [*map(WORDS.index, answer)]
+        written = {"input_ids": [*map(WORDS.index, prompt)]} if as_ids else {"text": " ".join(prompt)}
+        samples.append({**written, "series": series, "answer": said if as_ids else " ".join(answer)})
+        rows.append(([i for p in text for i in ([WORDS.index(p)] if p in WORDS else [PATCH] * -(-p // 4))], said))
+    batch = Collator(waves(), padding_side=side, pad_to_multiple_of=multiple)(samples)
+    width = max(len(ids) + len(said) for ids, said in rows)
+    width += -width % multiple
+    tensors = [batch[name].tolist() for name in ("input_ids", "labels", "attention_mask", "mm_token_type_ids")]
+    for row, labels, mask, types, places, (ids, said) in zip(*tensors, batch["placeholders"], rows, strict=True):
+        gap = width - len(ids) - len(said)
         before, after = (gap, 0) if side == "left" else (0, gap)
-        assert row.tolist() == [PAD] * before + ids + [PAD] * after
-        assert labels.tolist() == [-100] * before + own + [-100] * after
-        assert mask.tolist() == [0] * before + [1] * len(ids) + [0] * after
-    assert [len(one) for one in batch["series"]] == [5, 1, 9]
+        assert row == [PAD] * before + ids + said + [PAD] * after
+        assert labels == [-100] * (before + len(ids)) + said + [-100] * after
+        assert mask == [0] * before + [1] * (width - gap) + [0] * after
+        assert types == [4 * (token == PATCH) for token in row]
+        patches = [position for at in places for position in range(at.start, at.end)]
+        assert patches == [position for position, token in enumerate(row) if token == PATCH]
+    assert [len(one) for one in batch.get("series", ())] == [n for text, *_ in drawn for n in text if n not in WORDS]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_batch(side):
-    texts, items = ["<series> look <series>", "at"], [[steps(3), steps(5)], None]
-    batch = waves()(texts, series=items, padding=True, padding_side=side, pad_to_multiple_of=3)
-    filled = [[AT, *[PAD] * 5], [*[PAD] * 5, AT]][side == "left"]
-    ids = [[PATCH, LOOK, PATCH, PATCH, *[PAD] * 2], [*[PAD] * 2, PATCH, LOOK, PATCH, PATCH]][side == "left"]
-    assert batch["input_ids"].tolist() == [ids, filled]
-    assert batch["attention_mask"].tolist() == [[int(i != PAD) for i in row] for row in (ids, filled)]
-    assert batch["mm_token_type_ids"].tolist() == [[4 * (i == PATCH) for i in row] for row in (ids, filled)]
-    shift = 2 * (side == "left")
-    assert [[at.start for at in own] for own in batch["placeholders"]] == [[shift, shift + 2], []]
-    assert [len(one) for one in batch["series"]] == [3, 5], "of several shapes: a list"
+def test_a_batch_of_one_shape(side):
+    """It is padded to a length, by the side of the tokenizer."""
     ids = torch.tensor([[LOOK, SERIES]] * 2)
-    again = waves(padding_side=side)(input_ids=ids, series=[steps(3), [steps(3)]], padding="max_length", max_length=3)
-    assert again["series"].shape == (2, 3, 1)
-    assert again["attention_mask"].tolist() == [[[1, 1, 0], [0, 1, 1]][side == "left"]] * 2
-    assert again.to(torch.float64)["series"].dtype == torch.float64
+    batch = waves(padding_side=side)(input_ids=ids, series=[steps(3), [steps(3)]], padding="max_length", max_length=3)
+    assert batch["series"].shape == (2, 3, 1)
+    assert batch["attention_mask"].tolist() == [[[1, 1, 0], [0, 1, 1]][side == "left"]] * 2
+    assert batch.to(torch.float64)["series"].dtype == torch.float64
 
 
 def test_fields_and_types_of_several_modalities():
@@ -208,23 +212,17 @@ def test_what_is_saved_comes_back(tmp_path):
     assert WAVES.hf_processor_class.from_pretrained(tmp_path, dtype=torch.float64).dtype == torch.float64
 
 
-def test_a_spec_that_imports_from_above_is_saved_without_code(tmp_path, monkeypatch, caplog):
-    module = tmp_path / "above.py"
-    module.write_text("from ..package import thing\n")
-    monkeypatch.setattr(sys.modules[__name__], "__file__", str(module))
-    SHOWN.hf_processor(LlamaConfig(vocab_size=8)).save_pretrained(tmp_path / "saved")
-    assert not list((tmp_path / "saved").glob("*.py"))
+@pytest.mark.parametrize(("spec", "imports"), [(ModelSpec("local", modality()), "torch"), (SHOWN, "..package")])
+def test_a_spec_that_cannot_be_imported_is_saved_without_code(spec, imports, tmp_path, monkeypatch, caplog):
+    """That of a script, or of a module that imports from above its folder."""
+    (tmp_path / "above.py").write_text(f"from {imports} import thing\n")
+    monkeypatch.setattr(sys.modules[__name__], "__file__", str(tmp_path / "above.py"))
+    spec.hf_processor(LlamaConfig(vocab_size=8, n=2)).save_pretrained(tmp_path / "saved")
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == {"config.json", "processor_config.json"}
     assert "auto_map" not in (tmp_path / "saved" / "processor_config.json").read_text()
-    assert "above.py is not saved: it imports from folders above its own" in caplog.text
-
-
-def test_a_spec_of_a_script_is_saved_without_code(tmp_path):
-    spec = ModelSpec("local", modality())
-    processor = spec.hf_processor(LlamaConfig(vocab_size=8, n=2))
-    assert "auto_map" not in processor.to_dict()
-    processor.save_pretrained(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "processor_config.json"]
-    assert spec.hf_processor_class.from_pretrained(tmp_path).spec is spec
+    assert spec.hf_processor_class.from_pretrained(tmp_path / "saved").spec is spec
+    is_told = "above.py is not saved: it imports from folders above its own" in caplog.text
+    assert is_told == (imports == "..package")
 
 
 TWO = ModelSpec(
