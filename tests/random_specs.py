@@ -16,14 +16,18 @@ import torch
 from hypothesis import strategies as st
 
 from mmkit import Record, Tensor, Text, between
-from mmkit.expr import cfg, fields, item, tok, where
+from mmkit.expr import cfg, fields, item, tok
 from mmkit.field import Flat, batched, constant, derived, flat
-from mmkit.layout import Layout, Replace, already_expanded, each, embed, ending_with, insert, literal, nothing, replace
+from mmkit.layout import Layout, Replace, already_expanded, embed, ending_with, insert, literal, replace
 from mmkit.model_spec import ModelSpec
 from mmkit.spec import Modality
+from tests.unit.test_layout import build, trees
 
 NUMBERS = {"one": 1, "two": 2, "three": 3, "rows": (2, 1, 3)}
 """Attributes of the made-up config."""
+
+LENGTHS = [*(("cfg", name) for name in ("one", "two", "three")), ("item", "length")]
+"""What the layouts of its specs may count."""
 
 NAMES = ("alpha", "beta")
 MARKS = {name: (f"<{name}>", f"<{name}_embed>", f"<{name}_open>", f"<{name}_close>") for name in NAMES}
@@ -62,37 +66,10 @@ def checkpoint(architecture: str = "MmkitMadeUp") -> Path:
     return write_checkpoint(folder, WORDS, [*chain(*MARKS.values())], max_position_embeddings=4096, **config)
 
 
-def _layout(draw: Any, name: str, length: Any, depth: int = 3, loops: tuple[Any, ...] = ()) -> Layout:
-    """Shrinks towards one literal token."""
-    _, placeholder, *marks = MARKS[name]
-    known = [cfg.one, cfg.two, cfg.three, length, *loops]
-    number = st.integers(0, 3) | st.integers(0, len(known) - 1).map(known.__getitem__)
-    kinds = ["token", "embed", *["sequence", "repeat", "where", "each", "each"] * (depth > 0)]
-
-    def inner(*more: Any) -> Layout:
-        return _layout(draw, name, length, depth - 1, (*loops, *more))
-
-    match draw(st.sampled_from(kinds)):
-        case "token":
-            return literal(tok[draw(st.sampled_from(marks))])
-        case "embed":
-            return embed(tok[placeholder])
-        case "sequence":
-            return sum((inner() for _ in range(draw(st.integers(0, 3)))), nothing)
-        case "repeat":
-            repeated: Layout = inner() * draw(number)
-            return repeated
-        case "where":
-            # a layout inside where() is chosen per item
-            return literal(where(length > draw(st.integers(0, 3)), inner(), inner()))
-    over = draw(number | st.just(cfg.rows))
-    return each(over, inner, sep=inner() if draw(st.booleans()) else nothing)
-
-
 @st.composite
 def _modality(draw: Any, name: str) -> Modality:
     """Shrinks towards one fixed size, one placeholder, replacement and a batched field."""
-    target, placeholder, *_ = (tok[mark] for mark in MARKS[name])
+    target, placeholder, *marks = (tok[mark] for mark in MARKS[name])
     text = replace(literal(target, tok["a"]))
     inserted = [insert(at="start"), insert(after=tok["<s>"])]
     one = draw(st.sampled_from([replace(target), text, already_expanded(), *inserted]))
@@ -103,7 +80,8 @@ def _modality(draw: Any, name: str) -> Modality:
     rows = Tensor((between(least, most), 2), largest=[(n, 2) for n in range(least, most + 1)])
     marked = Tensor((1,), "int64", bound=between(0, item.body.length - 1))
     of_parts = draw(st.booleans())
-    length = item.body.length if of_parts else item.length
+    of = item.body if of_parts else item
+    length = of.length
     data, count, common = f"{name}_data", f"{name}_length", f"{name}_common"
     fields_of = {
         "batched": {data: batched()},
@@ -111,7 +89,12 @@ def _modality(draw: Any, name: str) -> Modality:
         "derived": {count: derived(length, dtype="int64"), data: flat(fields[count])},
         "shared": {data: batched(), common: constant(cfg.two, dtype="int32")},
     }
-    layout = _layout(draw, name, length)
+    layout: Layout = build(
+        draw(trees(known=LENGTHS, sequences=[("cfg", "rows")])),
+        mark=lambda _: embed(placeholder),
+        token=lambda value: literal(marks[isinstance(value, int)]),
+        roots={"cfg": cfg, "item": of},
+    )
     parts = fields_of[draw(st.sampled_from([*fields_of]))]
     join = torch.cat if isinstance(parts[data], Flat) else list
     return Modality(

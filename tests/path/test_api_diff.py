@@ -10,9 +10,8 @@ OLD = """
 class BaseProcessingInfo:
     @property
     def data_parser(self): ...
-class BaseMultiModalProcessor:
     def _gone(self, prompt): ...
-    def _get_prompt_updates(self, items: dict) -> "list[int]": ...
+    def kept(self, items: dict) -> "list[int]": ...
 class Unknown:
     def _gone(self): ...
 """
@@ -20,10 +19,9 @@ NEW = """
 from abc import abstractmethod
 class BaseProcessingInfo:
     def data_parser(self): ...
-class BaseMultiModalProcessor:
     @abstractmethod
     def must(self, *, plan): ...
-    def _get_prompt_updates(self, items: "dict") -> list[str]: ...
+    def kept(self, items: "dict") -> list[str]: ...
 """
 
 
@@ -41,12 +39,10 @@ def test_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="1"):
         api_diff.main(one, other)
     assert set(capsys.readouterr().out.splitlines()[2:]) == {
-        "-BaseMultiModalProcessor: vllm.multimodal.processing",
-        "+BaseMultiModalProcessor: vllm.multimodal.base",
-        "-BaseMultiModalProcessor._gone(self, prompt)",
-        "+BaseMultiModalProcessor.must(self, *, plan) abstractmethod",
         "-BaseProcessingInfo: vllm.multimodal.processing",
         "+BaseProcessingInfo: vllm.multimodal.base",
+        "-BaseProcessingInfo._gone(self, prompt)",
+        "+BaseProcessingInfo.must(self, *, plan) abstractmethod",
         "-BaseProcessingInfo.data_parser property",
         "+BaseProcessingInfo.data_parser(self)",
     }

@@ -98,22 +98,8 @@ def invoke(*arguments: object) -> tuple[int, str, str]:
 # -- show ------------------------------------------------------------------------------------------------------------
 
 
-TOLD = [
-    "terra LlamaActionForCausalLM",
-    f"layout embed(cfg.pad_token_id) * {PAD} ×6 cfg.num_action_tokens",
-    f"64 tokens: range(0, {PAD}) ×64",
-    "decode decode_frame (128, 128, 3) uint8",
-    f"cfg.pad_token_id = {PAD}",
-    f"prompt 9 tokens 1 2 {PAD} ×6 3 ",
-    f"becomes 9 tokens 1 2 {PAD} ×6 3 actions[0] · 6×3 prompt[2:8], 6 rows actions (6, 3) float32",
-]
-
-
 def test_show() -> None:
-    """The largest item where there is no request; and a spec without a checkpoint."""
-    status, output, _ = invoke("show", TERRA, *ON_TERRA, "--prompt", f"1,2,{f'{PAD},' * 6}3", "--item", "actions=zeros")
-    assert [part for part in TOLD if part not in output] == []
-    assert status == 0
+    """The largest item where there is no request; and a spec without a checkpoint. The pictures have all the rest."""
     output = invoke("show", f"{__name__}:TWO", *ON_TERRA)[1]
     assert "becomes 3 tokens 5 ×2 6 series[0] · 8×4 prompt[0:2], 2 rows" in output
     assert "mark[0] · 2 prompt[2:3], 1 row" in output

@@ -5,10 +5,10 @@ tests/path compares the requests of the first two on vLLM's path, and `make matr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from examples.gallery.chatts import CHATTS
 from examples.gallery.nemo_salm import NEMO_SALM
 from examples.gallery.vibevoice import VIBEVOICE
-from mmkit import InputError
+from mmkit import InputError, ModelSpec
 from mmkit.plan import Plan
 
 from .common import Tokenizer
@@ -83,41 +83,30 @@ def same_fields(audio: list[np.ndarray], fields: list[dict[str, Any]], names: An
         assert int(own[names[1]]) == len(samples)
 
 
-# -- VibeVoice-ASR -----------------------------------------------------------------------------------------------------
-
-VIBEVOICES = {3200: bound(VIBEVOICE), 320: bound(VIBEVOICE, speech_tok_compress_ratio=320)}
+# -- VibeVoice-ASR and NeMo --------------------------------------------------------------------------------------------
 
 
-VIBEVOICE_FIELDS = ("raw_audio", "raw_audio_lengths")
-VIBEVOICE_REQUESTS = requests(st.integers(160, 30_000), most=1)
+class Field(NamedTuple):
+    """A spec of audio with options of its config; the ids of an audio, requests, the names of the fields, and the token
+    that is written for an audio."""
+
+    spec: ModelSpec
+    options: dict[str, Any]
+    ids_of: Callable[[Mapping[str, int], int], list[int]]
+    requests: st.SearchStrategy[Any]
+    names: tuple[str, str]
+    mark: str
 
 
-def of_vibevoice(known: Mapping[str, int], samples: int, ratio: int) -> list[int]:
-    """One position for each begun `ratio` samples, after one token, and before another one and a newline."""
-    positions = max(1, int(np.ceil(samples / ratio)))
-    pads = [known["<|box_start|>"]] * positions
-    return [known["<|object_ref_start|>"], *pads, known["<|object_ref_end|>"], NEWLINE]
+def vibevoice(ratio: int, **options: Any) -> Field:
+    def ids_of(known: Mapping[str, int], samples: int) -> list[int]:
+        """One position for each begun `ratio` samples, after one token, and before another one and a newline."""
+        positions = max(1, int(np.ceil(samples / ratio)))
+        pads = [known["<|box_start|>"]] * positions
+        return [known["<|object_ref_start|>"], *pads, known["<|object_ref_end|>"], NEWLINE]
 
-
-@settings(max_examples=400)
-@given(st.sampled_from([*VIBEVOICES]), VIBEVOICE_REQUESTS)
-def test_vibevoice_as_by_hand(ratio: int, request: Any) -> None:
-    texts, lengths = request
-    written = [of_vibevoice(VOCABULARY, n, ratio) for n in lengths]
-    audio = [*map(noise, lengths)]
-    same_fields(audio, fields_of(VIBEVOICES[ratio], texts, audio, [AUDIO], written), VIBEVOICE_FIELDS)
-
-
-def test_vibevoice_refuses_what_its_encoder_leaves_out() -> None:
-    """The plugin makes a position of 159 samples, and no row for it."""
-    with pytest.raises(InputError, match=r"vibevoice\.audio: expected 160 samples or more, got 159"):
-        VIBEVOICES[3200].expand([AUDIO], {"audio": [noise(159)]})
-
-
-# -- NeMo --------------------------------------------------------------------------------------------------------------
-
-CHUNKS = [None, 0.001, 0.05, 0.1, 1.0]
-NEMOS = {seconds: bound(NEMO_SALM, encoder_chunk_size_seconds=seconds) for seconds in CHUNKS}
+    asked = requests(st.integers(160, 30_000), most=1)
+    return Field(VIBEVOICE, options, ids_of, asked, ("raw_audio", "raw_audio_lengths"), "<|AUDIO|>")
 
 
 def of_one_pass(samples: int) -> int:
@@ -140,21 +129,39 @@ def by_hand(samples: int, seconds: float | None) -> int:
     return sum(of_one_pass(end - begin) for begin, end in pairwise(edges))
 
 
-NEMO_FIELDS = ("audio_signal", "audio_signal_length")
-NEMO_REQUESTS = requests(st.integers(1, 40_000) | st.integers(1, 2_000), most=3)
+def nemo(seconds: float | None) -> Field:
+    def ids_of(known: Mapping[str, int], samples: int) -> list[int]:
+        return [known["<|audio|>"]] * by_hand(samples, seconds)
+
+    asked = requests(st.integers(1, 40_000) | st.integers(1, 2_000), most=3)
+    options = {"encoder_chunk_size_seconds": seconds}
+    return Field(NEMO_SALM, options, ids_of, asked, ("audio_signal", "audio_signal_length"), "<|audio|>")
 
 
-def of_nemo(known: Mapping[str, int], samples: int, seconds: float | None) -> list[int]:
-    return [known["<|audio|>"]] * by_hand(samples, seconds)
+FIELDS = {
+    "VibeVoice": vibevoice(3200),
+    "VibeVoice of 320 samples": vibevoice(320, speech_tok_compress_ratio=320),
+    "NeMo": nemo(None),
+    "NeMo in chunks": nemo(0.1),
+    **{f"NeMo in chunks of {seconds} s": nemo(seconds) for seconds in (0.001, 0.05, 1.0)},
+}
+PLANS = {name: bound(own.spec, **own.options) for name, own in FIELDS.items()}
+REQUESTS = st.sampled_from([*FIELDS]).flatmap(lambda name: st.tuples(st.just(name), FIELDS[name].requests))
 
 
-@settings(max_examples=400)
-@given(st.sampled_from(CHUNKS), NEMO_REQUESTS)
-def test_nemo_as_by_hand(seconds: float | None, request: Any) -> None:
-    texts, lengths = request
-    written = [of_nemo(VOCABULARY, n, seconds) for n in lengths]
-    audio = [*map(noise, lengths)]
-    same_fields(audio, fields_of(NEMOS[seconds], texts, audio, [AUDIO], written), NEMO_FIELDS)
+@settings(max_examples=800)
+@given(REQUESTS)
+def test_audio_as_by_hand(drawn: Any) -> None:
+    name, (texts, lengths) = drawn
+    own, audio = FIELDS[name], [*map(noise, lengths)]
+    written = [own.ids_of(VOCABULARY, n) for n in lengths]
+    same_fields(audio, fields_of(PLANS[name], texts, audio, [AUDIO], written), own.names)
+
+
+def test_vibevoice_refuses_what_its_encoder_leaves_out() -> None:
+    """The plugin makes a position of 159 samples, and no row for it."""
+    with pytest.raises(InputError, match=r"vibevoice\.audio: expected 160 samples or more, got 159"):
+        PLANS["VibeVoice"].expand([AUDIO], {"audio": [noise(159)]})
 
 
 # -- ChatTS ------------------------------------------------------------------------------------------------------------

@@ -19,12 +19,9 @@ from mmkit import (
     Tensor,
     already_expanded,
     batched,
-    between,
     cfg,
     constant,
     embed,
-    fields,
-    flat,
     hf,
     insert,
     item,
@@ -33,11 +30,10 @@ from mmkit import (
     tok,
     where,
 )
-from mmkit.field import identity
 from mmkit.vocabulary import Vocabulary
 from tests import ROOT
 
-from .common import CONFIG, NAMES, Tokenizer, leaves_of, modality
+from .common import CONFIG, NAMES, Tokenizer, modality
 
 
 def declared(source):
@@ -73,6 +69,7 @@ PARTS = {
         "hf(processor=proc.a, outputs={'c': 'd'}, unpad={'x': (item.n, 2)}, kwargs={'n': cfg.n})",
     ],
     "prompt": ["ending_with(5)", "ending_with(tok['<image>'])", "literal(cfg.size)"],
+    "output": ["Output('map', any_id(1, cfg.n), len)", "Output('map', any_id(1, 3) * 2, len, encode=abs, lossy=True)"],
     "else": ["nothing", "between(1, cfg.n)", "any_id(1, cfg.n)", "hf(inputs={'a': 'b'})"],
 }  # fmt: skip
 SOURCES = [source for sources in PARTS.values() for source in sources]
@@ -106,6 +103,7 @@ MODALITY = st.fixed_dictionaries(
     }
 )
 PROMPTS = st.dictionaries(st.sampled_from(["prompt", "decoder_prompt"]), some("prompt") | st.just("len"), max_size=1)
+PROMPTS |= st.fixed_dictionaries({"outputs": st.builds("[{}]".format, some("output"))})
 
 
 def source_of(name, options, prompts):
@@ -125,6 +123,7 @@ def test_structure(one, prompts, other, other_prompts):
             part.name = "other"
     assert (different == spec) == (repr(different) == repr(spec))
     assert spec != declared(source_of("other", one, prompts))
+    assert spec.model_copy(update={"outputs": ()}) == declared(source_of("spec", one, {**prompts, "outputs": ()}))
     assert spec != source
 
 
@@ -144,33 +143,11 @@ def test_placeholder_and_tokens_are_a_layout(tokens, placeholder, token, stated)
     assert (short, hash(short), repr(short)) == (long, hash(long), repr(long))
 
 
-def test_defaults():
-    plain = modality()
-    assert (plain.limit, plain.embeds, plain.update) == (None, False, (already_expanded(),))
-    assert plain.process == identity()
-    assert modality(item=Image(largest=(1, 1))).process == hf()
-    assert modality(update=[already_expanded(), replace(7)]).update == (already_expanded(), replace(7))
-    hidden = {"x": batched(), "n": batched(hidden=True)}
-    named_alike = modality(fields=hidden, process=hf(), positions=(1, cfg.n, 1))
-    assert named_alike.positions, "the attribute of the config is no hidden field"
+def test_modalities_by_name():
     spec = ModelSpec("spec", modality("a"), modality("b", fields={"y": batched()}))
     assert spec["b"] is spec.modalities[1]
     with pytest.raises(KeyError):
         spec["c"]
-
-
-def test_leaves():
-    every = modality(
-        item=Tensor(shape=(between(1, cfg.a), cfg.b), bound=cfg.h),
-        layout=embed(cfg.c) * item.length,
-        update=replace(tok["{}", item.index]),
-        fields={"x": flat(fields.y, shape=(cfg.e,)), "y": batched()},
-        process=hf(text=proc.g, unpad={"x": fields.y}),
-        limit=cfg.f,
-        embeds=embed(cfg.d) * item.rows,
-    )
-    config = leaves_of(cfg.a, cfg.b, cfg.c, cfg.d, cfg.e, cfg.f, cfg.h)
-    assert every.leaves() == config | leaves_of(item.length, item.rows, item.index, fields.y, proc.g)
 
 
 def test_check_finds_nothing_in_what_works():
@@ -181,6 +158,10 @@ def test_check_finds_nothing_in_what_works():
     ModelSpec("spec", modality(item=Tensor(shape=(proc.n,)))).check(CONFIG, processor=SimpleNamespace(n=3))
     ModelSpec("spec", modality(layout=embed(5) * where(cfg.n == 2, 1, cfg.missing))).check(CONFIG)
     ModelSpec("spec", modality("a"), modality("b", fields={"a_embeds": batched()})).check(CONFIG)
+    # the attribute of the config is no hidden field
+    fields_of = {"x": batched(), "n": batched(hidden=True)}
+    grid = modality(layout=embed(5) * cfg.n, positions=(1, cfg.n, 1), fields=fields_of, process=hf())
+    ModelSpec("spec", grid).check(CONFIG)
 
 
 def test_the_vocabulary_of_the_language_model_counts():

@@ -15,7 +15,9 @@ AHEAD = STAY + np.outer(np.arange(1, NUM_WAYPOINTS + 1) / NUM_WAYPOINTS, [METRES
 
 
 def test_the_town_goes_on_from_what_a_frame_shows() -> None:
+    """And the codebook draws frames never seen as they were."""
     for episode in map(make_episode, range(8)):
+        assert np.array_equal(WORLD.pictures(episode.frames), episode.pictures)
         truth = TrueTown(WORLD)
         truth.begin(0, episode.frames[:3], episode.actions[:2])
         for action, frame in zip(episode.actions[2:], episode.frames[3:], strict=True):
