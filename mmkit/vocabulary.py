@@ -26,8 +26,9 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        self._known: dict[str, Sequence[int]] = {}
         self._encode = lru_cache(maxsize=1024)(
-            lambda text: tuple(tokenizer.encode(text, add_special_tokens=False))
+            lambda text: self._known.get(text) or tokenizer.encode(text, add_special_tokens=False)
         )
 
     @cached_property
@@ -86,6 +87,12 @@ class Vocabulary:
         """The ids of a text, encoded without special tokens."""
         text = filled(text, *values)
         return list(self._encode(text))
+
+    def learn(self, texts: Sequence[str]) -> None:
+        """Encode several texts in one call of a tokenizer that takes them, for `text`."""
+        if texts and callable(self.tokenizer):
+            ids = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+            self._known.update(zip(texts, ids, strict=True))
 
     __contains__ = None  # Python would ask for item after item; `has` answers
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -155,7 +155,6 @@ class BoundModality:
         self.adapted: dict[Any, Any] = {}
         self._fixed: dict[bool, Layouts] = {}
         self._largest: dict[Any, tuple[Any, int]] = {}
-        self._rehearsed: tuple[Any, Placeholder] | None = None
 
     def at(self, part: str) -> At:
         """A context in which errors name a part of the modality."""
@@ -285,8 +284,7 @@ class BoundModality:
         key = tuple((sizes or {}).items())
         if key not in self._largest:
             item = self.item.within(sizes, self.where) if sizes else self.item
-            known = None if sizes else self._rehearsed
-            value, placeholder = known or self._largest_of(item)
+            value, placeholder = self._largest_of(item)
             most = self._max_model_len
             if most is not None and len(placeholder) > most and not self.needs_hf:
                 # of smaller sizes in equal parts
@@ -310,7 +308,8 @@ class BoundModality:
     def _largest_of(self, item: ItemType, fraction: float = 1.0) -> tuple[Any, Placeholder]:
         # the cheapest function for the fields that the layout of an item reads
         run = self.process if self._needs_fields else self.processing.of_facts
-        return _most([(v, self._placeholder(v, run(v))) for v in item.candidates(fraction)])
+        placed = [(v, self._placeholder(v, run(v))) for v in item.candidates(fraction)]
+        return max(placed, key=lambda one: one[1].num_embeds)  # the first of equals
 
     def rehearse(self) -> list[Placeholder]:
         """The placeholders of the largest and the smallest item, where they need no Hugging Face
@@ -327,13 +326,15 @@ class BoundModality:
         self.processing.rehearse([*candidates[:1], *small[:1]])
         largest = [self._placeholder(value, run(value)) for value in candidates]
         smallest = [self._placeholder(value, run(value)) for value in small]
-        self._rehearsed = _most(zip(candidates, largest, strict=True))
-        most = self._rehearsed[1].num_embeds
-        for rows in [one.num_embeds for one in smallest]:
-            if rows > most and not self.placeholders.by_company:
+        rows = [one.num_embeds for one in largest]
+        first = rows.index(most := max(rows))
+        if self._max_model_len is None or len(largest[first]) <= self._max_model_len:
+            self._largest[()] = candidates[first], most
+        for least in [one.num_embeds for one in smallest]:
+            if least > most and not self.placeholders.by_company:
                 expected = "the most encoder rows for the largest item"
                 remedy = "State `largest=`, the shape of the item with the most."
-                got = f"{most}, and {rows} for the smallest"
+                got = f"{most}, and {least} for the smallest"
                 raise SpecError(f"{self.where}, item", expected, got, remedy)
         return largest + smallest
 
@@ -343,8 +344,3 @@ class BoundModality:
             return self.placeholders.alternatives(self.scope(value, 0, fields))[0].placeholder
         except InputError as error:
             raise SpecError(str(error)) from error
-
-
-def _most(placed: Iterable[tuple[Any, Placeholder]]) -> tuple[Any, Placeholder]:
-    """The item with the most encoder rows, the first of equals."""
-    return max(placed, key=lambda one: one[1].num_embeds)

@@ -148,10 +148,12 @@ class Placeholders:
             numbered = update.leaves() == {INDEX}
             if not isinstance(update, Replace) or (update.leaves() and not numbered):
                 continue
-            most = _NUMBERED if limit is None else min(limit, _NUMBERED)
+            most = min(_NUMBERED if limit is None else limit, _NUMBERED) if numbered else 1
+            scopes = [static.of(SimpleNamespace(index=index), None) for index in range(most)]
+            if numbered and static.tok is not None:
+                static.tok.learn([*filter(None, map(update.text, scopes))])
             with suppress(SpecError):  # the vocabulary ends somewhere
-                for index in range(most if numbered else 1):
-                    target = update.resolve(static.of(SimpleNamespace(index=index), None))
+                for target in map(update.resolve, scopes):
                     known[target] = numbered or self._is_special(target)
         return known
 
