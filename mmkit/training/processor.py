@@ -167,15 +167,15 @@ class Processor(SavedProcessor):
     def padded(
         self, padding: bool | str, length: int | None, side: str | None, multiple: int | None
     ) -> Padding:
-        """The padding that the arguments of a call ask for. Its id is that of the tokenizer, or the
-        least one that is no placeholder."""
+        """The padding that the arguments of a call ask for. Its id is the first that is no
+        placeholder: the tokenizer's for padding, that for the end, and then any from 0 on."""
         has_length = padding == "max_length" and length is not None
         if padding not in (True, False, "longest", "do_not_pad") and not has_length:
             expected = 'a bool, "longest", or "max_length" beside max_length='
             raise InputError(f"{self.spec.name}.padding", expected, repr(padding))
-        known = getattr(self.tokenizer, "pad_token_id", None)
-        tokens = chain(() if known is None else (known,), range(self.plan.vocab_size))
-        token = next(token for token in tokens if token not in self.plan.embed_ids)
+        known = [getattr(self.tokenizer, f"{kind}_token_id", None) for kind in ("pad", "eos")]
+        taken, others = {None, *self.plan.embed_ids}, range(self.plan.vocab_size)
+        token: Any = next(token for token in chain(known, others) if token not in taken)
         side = str(side or getattr(self.tokenizer, "padding_side", "right"))
         if padding in (False, "do_not_pad"):
             return Padding(token, side, is_wanted=False)
