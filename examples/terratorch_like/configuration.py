@@ -20,6 +20,8 @@ class TerratorchLikeConfig(PretrainedConfig):
     num_hidden_layers: int = 2
     num_attention_heads: int = 1
     """vLLM asks for it, whether there is attention or not."""
+    vocab_size: int = 2
+    """vLLM looks at the ids of a prompt, whether the model does or not, from 0.33 on."""
 
 
 AutoConfig.register(TerratorchLikeConfig.model_type, TerratorchLikeConfig, exist_ok=True)
