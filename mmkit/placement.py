@@ -220,17 +220,6 @@ def expanded_as_text(
     return list(tok.tokenizer.encode(as_text(written), add_special_tokens=False))
 
 
-def refuse_reserved(prompt: Sequence[int], reserved: Mapping[Target, str], where: str) -> None:
-    """Refuse a prompt with a reserved target whose item the request lacks; see `place`.
-
-    Raises:
-        InputError: names the modality.
-    """
-    begins = {target[0] for target in reserved}
-    if not begins.isdisjoint(prompt) and (target := _left_over(reserved, [as_text(prompt)])):
-        raise _without_item(target, reserved, where)
-
-
 class _Misfit(Exception):
     """A reading of a prompt that does not fit. Its error is made only where no reading fits."""
 

@@ -457,7 +457,7 @@ class Plan:
             expected, remedy = "one item per request", "The model reads nothing else."
             raise InputError(f"{self.spec.name}.{min(missing)}", expected, "none", remedy)
         if not present:
-            placement.refuse_reserved(prompt, self._reserved, self.spec.name)
+            placement.place([*prompt], {}, self.spec.name, self._reserved, ("targets",))
 
     def place(self, prompt: list[int], items: Items) -> Placed:
         """Bring the layouts of all items into a prompt; see `mmkit.placement`.
