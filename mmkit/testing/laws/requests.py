@@ -354,7 +354,8 @@ def _wrong_tensors(kind: Any, tensor: torch.Tensor) -> Iterator[tuple[torch.Tens
     if (bound := getattr(kind, "bound", None)) is not None:
         wrong["a value beyond the bound"] = 2 * ends(bound)[1] + 1
     for mistake, value in wrong.items() if tensor.numel() else ():
-        other = tensor.double().clone()
+        # a float keeps its dtype, as callers send it; an integer type may lack the value
+        other = tensor.clone() if tensor.is_floating_point() else tensor.double()
         other.view(-1)[0] = value
         yield other, mistake
 
