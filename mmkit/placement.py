@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from itertools import compress, groupby
+from functools import cached_property
+from itertools import chain, compress, groupby, repeat
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -26,34 +26,16 @@ already; every item has a target or an anchor; the caller expanded some items an
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
-class Alternative(NamedTuple):
+class Way(NamedTuple):
     """One alternative of `update` for one item.
 
     Attributes:
         update: the declaration.
         target: the ids of its target.
-        placeholder: the evaluated layout.
     """
 
     update: Update
     target: Target
-    placeholder: Placeholder
-
-    @property
-    def written(self) -> Sequence[int]:
-        """The ids that a caller writes into the prompt for the item: none where mmkit inserts the
-        layout."""
-        return self.update.written(self.target, self.placeholder)
-
-    @property
-    def replaced(self) -> Target | None:
-        """The target, where the layout takes its place."""
-        return self.target if isinstance(self.update, Replace) else None
-
-    @property
-    def sought(self) -> Target:
-        """The ids that stand for the item in a prompt that is not expanded yet."""
-        return self.replaced or tuple(self.placeholder.ids)
 
 
 class Sought(NamedTuple):
@@ -61,42 +43,60 @@ class Sought(NamedTuple):
 
     Attributes:
         text: the ids as a string.
-        one: the alternative that they stand for.
-        is_layout: whether they are its layout, and not its target.
+        is_layout: whether they are an item's layout, and not its target.
     """
 
     text: str
-    one: Alternative
     is_layout: bool
 
 
-class Alternatives(tuple[Alternative, ...]):
-    """The alternatives of one item, in order of preference. Items of one geometry share them, and
-    what a search for them needs is computed once."""
+@dataclass(frozen=True, eq=False)
+class Alternatives:
+    """The layout of one item, and the ways in which it may get into a prompt. Items of one geometry
+    share them, and what a search for them needs is computed once.
+
+    Attributes:
+        placeholder: the evaluated layout.
+        ways: in order of preference.
+    """
+
+    placeholder: Placeholder
+    ways: Sequence[Way]
+
+    @cached_property
+    def written(self) -> list[Target]:
+        """The ids that a caller writes into the prompt for the item, for each way: none where mmkit
+        inserts the layout."""
+        return [tuple(update.written(target, self.placeholder)) for update, target in self.ways]
+
+    @property
+    def first_sought(self) -> Target:
+        """The ids that stand for the item in a prompt that is not expanded yet, by the first
+        way."""
+        return self.written[0] or tuple(self.placeholder.ids)
+
+    @cached_property
+    def targets(self) -> list[Target]:
+        """The targets of which the layout takes the place."""
+        return [target for update, target in self.ways if isinstance(update, Replace)]
 
     @cached_property
     def leftovers(self) -> frozenset[Target]:
         """The ids of which none may be left over in a prompt: targets, and each placeholder id."""
-        embeds = frozenset().union(*(one.placeholder.embed_ids for one in self))
-        targets = [one.replaced for one in self if one.replaced]
-        return frozenset([*targets, *((token,) for token in embeds)])
-
-    @cached_property
-    def begins(self) -> frozenset[int]:
-        """The ids with which leftovers begin."""
-        return frozenset(target[0] for target in self.leftovers)
+        return frozenset([*self.targets, *((token,) for token in self.placeholder.embed_ids)])
 
     @cached_property
     def sought(self) -> dict[Reading, list[Sought]]:
         """The ids that stand for the item, by the reading of the prompt."""
-        return {reading: [one for one in self._sought(reading) if one.text] for reading in READINGS}
-
-    def _sought(self, reading: Reading) -> Iterator[Sought]:
-        for one in self:
-            if reading != "targets" or isinstance(one.update, AlreadyExpanded):
-                yield Sought(one.placeholder.text, one, is_layout=True)
-            if reading != "layouts" and one.replaced:
-                yield Sought(as_text(one.replaced), one, is_layout=False)
+        layout = Sought(self.placeholder.text, is_layout=True)
+        targets = [Sought(as_text(target), is_layout=False) for target in self.targets]
+        written = [
+            layout if isinstance(update, AlreadyExpanded) else Sought(as_text(ids), is_layout=False)
+            for (update, _), ids in zip(self.ways, self.written, strict=True)
+        ]
+        known: list[list[Sought]] = [[layout], written, [layout, *targets]]
+        texts = ([sought for sought in own if sought.text] for own in known)
+        return dict(zip(READINGS, texts, strict=True))
 
 
 Items: TypeAlias = Mapping[str, Sequence[Alternatives]]
@@ -165,14 +165,14 @@ def place(
             return search.run(reading)
         except _Misfit as misfit:
             if reading != "either":
-                refusal = misfit.error
-    raise refusal()
+                (refusal,) = misfit.args
+    raise refusal
 
 
 def may_be_split(items: Items) -> bool:
     """Whether a target has several tokens, as texts have: inside a prompt the tokenizer may split
     the text otherwise."""
-    return any(len(one.replaced or ()) > 1 for own in _distinct(items) for one in own)
+    return any(len(target) > 1 for own in _distinct(items) for target in own.targets)
 
 
 def _distinct(items: Items) -> Iterable[Alternatives]:
@@ -183,12 +183,17 @@ def _distinct(items: Items) -> Iterable[Alternatives]:
 def in_other_ids(items: Items, change: Callable[[Placeholder], Placeholder]) -> Items:
     """Items with their layouts and targets in other ids."""
 
-    def changed(one: Alternative) -> Alternative:
-        target = change(Placeholder(list(one.target), bytes(len(one.target))))
-        return Alternative(one.update, tuple(target.ids), change(one.placeholder))
+    def changed(own: Alternatives) -> Alternatives:
+        targets = [tuple(change(_literal(target)).ids) for _, target in own.ways]
+        ways = [Way(way.update, target) for way, target in zip(own.ways, targets, strict=True)]
+        return Alternatives(change(own.placeholder), ways)
 
-    known = {id(own): Alternatives(map(changed, own)) for own in _distinct(items)}
+    known = {id(own): changed(own) for own in _distinct(items)}
     return {name: [known[id(own)] for own in of_modality] for name, of_modality in items.items()}
+
+
+def _literal(ids: Sequence[int]) -> Placeholder:
+    return Placeholder(list(ids), bytes(len(ids)))
 
 
 def expanded_as_text(
@@ -209,11 +214,7 @@ def expanded_as_text(
     def characters(ids: Sequence[int]) -> list[int]:
         return list(map(ord, tok.decode(list(ids))))
 
-    def in_text(placeholder: Placeholder) -> Placeholder:
-        ids = characters(placeholder.ids)
-        return Placeholder(ids, bytes(len(ids)))
-
-    texts = in_other_ids(items, in_text)
+    texts = in_other_ids(items, lambda placeholder: _literal(characters(placeholder.ids)))
     reserved_texts = {tuple(characters(target)): name for target, name in reserved.items()}
     written, _ = place(characters(prompt), texts, where, reserved_texts, ("targets",))
     # not by `text`, which keeps what it encodes
@@ -221,10 +222,7 @@ def expanded_as_text(
 
 
 class _Misfit(Exception):
-    """A reading of a prompt that does not fit. Its error is made only where no reading fits."""
-
-    def __init__(self, error: Callable[..., InputError], *args: Any) -> None:
-        self.error = partial(error, *args)
+    """A reading of a prompt that does not fit, with the refusal where none does."""
 
 
 class _Match(NamedTuple):
@@ -233,7 +231,6 @@ class _Match(NamedTuple):
     Attributes:
         begin: offset of the first id.
         end: offset after the last id.
-        one: the alternative.
         stands: whether they are the layout itself.
         modality: that of the item.
         number: the item's position among those of its modality.
@@ -241,7 +238,6 @@ class _Match(NamedTuple):
 
     begin: int
     end: int
-    one: Alternative
     stands: bool
     modality: str
     number: int
@@ -260,7 +256,7 @@ class _Search:
     def may_be_expanded(self) -> bool:
         """Whether the prompt holds a layout of the first item of each modality."""
         firsts = [items[0] for items in self.items.values() if items]
-        return all(any(one.placeholder.text in self.text for one in first) for first in firsts)
+        return all(first.placeholder.text in self.text for first in firsts)
 
     def run(self, reading: Reading) -> Placed:
         """The items placed, under one reading of the prompt."""
@@ -268,13 +264,14 @@ class _Search:
         ids: list[int] = []
         placements: list[Placement] = []
         position = 0
-        for begin, end, one, _, modality, index in self._matches(reading):
+        for begin, end, _, modality, index in self._matches(reading):
             if begin < position:  # an anchor inside a target that another layout replaces
-                raise _Misfit(self._not_found, modality, index)
+                raise _Misfit(self._not_found(modality, index))
             rest.append(self.text[position:begin])
             ids += self.prompt[position:begin]
-            placements.append(Placement(modality, index, len(ids), one.placeholder))
-            ids += one.placeholder.ids
+            placeholder = self.items[modality][index].placeholder
+            placements.append(Placement(modality, index, len(ids), placeholder))
+            ids += placeholder.ids
             position = end
         rest.append(self.text[position:])
         ids += self.prompt[position:]
@@ -289,9 +286,9 @@ class _Search:
         waiting: dict[str, int] = {}
         for modality, items in self.items.items():
             for index, alternatives in enumerate(items):
-                for one in alternatives:
-                    if (at := one.update.anchor(self.prompt, one.target)) is not None:
-                        anchored.append(_Match(at, at, one, False, modality, index))
+                for update, target in alternatives.ways:
+                    if (at := update.anchor(self.prompt, target)) is not None:
+                        anchored.append(_Match(at, at, False, modality, index))
                         break
                 else:
                     waiting[modality] = index
@@ -331,9 +328,9 @@ class _Search:
             if place < begin:
                 nearest, begin = sought, place
         if nearest is None:
-            raise _Misfit(self._not_found, modality, index)
-        text, one, is_layout = nearest
-        return _Match(begin, begin + len(text), one, is_layout, modality, index)
+            raise _Misfit(self._not_found(modality, index))
+        end = begin + len(nearest.text)
+        return _Match(begin, end, nearest.is_layout, modality, index)
 
     def _check_alone(self, match: _Match, nearest: Sequence[_Match]) -> None:
         """Refuse a layout that may be that of an item of another modality."""
@@ -345,27 +342,32 @@ class _Search:
                 raise InputError(where, "a prompt that tells their items apart", got, remedy)
 
     def _check_leftovers(self, rest: list[str]) -> None:
-        begins = {target[0] for target in self.reserved}
-        begins.update(*(own.begins for own in _distinct(self.items)))
+        known: dict[str, Collection[Target]] = {
+            name: frozenset().union(*(own.leftovers for own in _distinct({name: items})))
+            for name, items in self.items.items()
+        }
+        begins = {target[0] for own in (*known.values(), self.reserved) for target in own}
         remaining = "".join(rest)
         if not any(chr(begin) in remaining for begin in begins):  # each a search in C
             return
-        for modality, items in self.items.items():
-            known = frozenset().union(*(own.leftovers for own in _distinct({modality: items})))
-            if _left_over(known, rest):
-                raise _Misfit(self._wrong_count, modality, InputError)
+        for modality, leftovers in known.items():
+            if _left_over(leftovers, rest):
+                raise _Misfit(self._wrong_count(modality, InputError))
         if target := _left_over(self.reserved, rest):
-            raise _Misfit(_without_item, target, self.reserved, self.where)
+            got = f"the placeholder {_brief(target)} without its item"
+            remedy = "Send the item, or leave the placeholder out."
+            where = f"{self.where}.{self.reserved[target]}"
+            raise _Misfit(InputError(where, "one item per placeholder", got, remedy))
 
     def _not_found(self, modality: str, index: int) -> InputError:
         items, where = self.items[modality], f"{self.where}.{modality}"
-        one = items[index][0]
-        if isinstance(one.update, Insert):  # only a prefix may be missing
-            got = f"one that starts with {_brief(self.prompt[: len(one.target)])}"
-            return NotFound(where, f"a prompt that starts with {_brief(one.target)}", got)
+        update, target = items[index].ways[0]
+        if isinstance(update, Insert):  # only a prefix may be missing
+            got = f"one that starts with {_brief(self.prompt[: len(target)])}"
+            return NotFound(where, f"a prompt that starts with {_brief(target)}", got)
         # item-numbered targets, or layouts of several lengths that the caller writes
-        if len({first.sought for first, *_ in items}) > 1:
-            sought = _brief(one.sought)
+        if len({own.first_sought for own in items}) > 1:
+            sought = _brief(items[index].first_sought)
             expected = f"the placeholder {sought} in the prompt, after those of the items before it"
             remedy = "Write one placeholder per item, in order."
             return NotFound(f"{where}[{index}]", expected, "none", remedy)
@@ -373,16 +375,15 @@ class _Search:
 
     def _wrong_count(self, modality: str, error: type[InputError]) -> InputError:
         items, where = self.items[modality], f"{self.where}.{modality}"
-        one, n = items[0][0], len(items)
-        embeds = one.placeholder.embed_ids
+        n, sought, embeds = len(items), items[0].first_sought, items[0].placeholder.embed_ids
         stray = sum(token in embeds for token in self.prompt)
-        if isinstance(one.update, Insert):
+        if isinstance(items[0].ways[0].update, Insert):
             remedy = "Leave them out: the items' placeholders are inserted."
             return error(where, "a prompt without placeholder ids", f"{stray} of them", remedy)
-        count = self.text.count(as_text(one.sought))
+        count = self.text.count(as_text(sought))
         items_sent = f"{n} item{'s' if n != 1 else ''}"
-        expected = f"{n} placeholder(s) {_brief(one.sought)} in the prompt for {items_sent}"
-        stray -= count * sum(token in embeds for token in one.sought)
+        expected = f"{n} placeholder(s) {_brief(sought)} in the prompt for {items_sent}"
+        stray -= count * sum(token in embeds for token in sought)
         got = f"{count}" + (f", and {stray} placeholder id(s) beside" if stray else "")
         remedy = "Write one placeholder per item, and nothing else with its id."
         return error(where, expected, got, remedy)
@@ -391,18 +392,10 @@ class _Search:
 _begin = attrgetter("begin")
 
 
-def _left_over(targets: Collection[Target], rest: Sequence[str]) -> Target | None:
-    """The first of some targets that is left over in a prompt."""
-    texts = {as_text(target): target for target in targets}
-    left = [(i, part.find(text), text) for i, part in enumerate(rest) for text in texts]
-    places = [place for place in left if place[1] >= 0]
-    return texts[min(places)[2]] if places else None
-
-
-def _without_item(target: Target, reserved: Mapping[Target, str], where: str) -> InputError:
-    got = f"the placeholder {_brief(target)} without its item"
-    remedy = "Send the item, or leave the placeholder out."
-    return InputError(f"{where}.{reserved[target]}", "one item per placeholder", got, remedy)
+def _left_over(targets: Iterable[Target], rest: Sequence[str]) -> Target | None:
+    """The first of some targets that are left over in a prompt."""
+    texts = ((target, as_text(target)) for target in targets)
+    return next((target for target, text in texts if any(text in part for part in rest)), None)
 
 
 def _brief(ids: Sequence[Any]) -> str:
@@ -445,17 +438,22 @@ class Runs:
 
     def apart(self, ids: Sequence[int]) -> list[int]:
         """Ids with one token for each character of a run."""
-        return self.placeholder(Placeholder(list(ids), bytes(len(ids)))).ids
+        length_of = self._lengths.get
+        runs = ([self.tokens[1]] * n if (n := length_of(token)) else [token] for token in ids)
+        return [*chain.from_iterable(runs)]
 
     def placeholder(self, placeholder: Placeholder) -> Placeholder:
         """A layout, with one token for each character of a run."""
-        ids: list[int] = []
-        mask = bytearray()
-        for token, embeds in zip(placeholder.ids, placeholder.mask, strict=True):
-            length = self._lengths.get(token)
-            ids += [token] if length is None else [self.tokens[1]] * length
-            mask += bytes([embeds]) * (length or 1)
-        return Placeholder(ids, bytes(mask))
+        lengths = [self._lengths.get(token, 1) for token in placeholder.ids]
+        mask = chain.from_iterable(map(repeat, placeholder.mask, lengths))
+        return Placeholder(self.apart(placeholder.ids), bytes(mask))
+
+    def _run(self, length: int) -> list[int]:
+        """The tokens of a run."""
+        tokens = [self.tokens[length]] if length in self.tokens else self._encoded(length)
+        # the tokenizer may make others of a long one
+        is_known = sum(self._lengths.get(token, 0) for token in tokens) == length
+        return tokens if is_known else [self.tokens[1]] * length
 
     def joined(self, apart: list[int], placements: list[Placement]) -> Placed:
         """Ids with the tokens of runs in them, and where layouts stand there. A token that two
@@ -464,14 +462,9 @@ class Runs:
             return apart, placements
         ids: list[int] = []
         token_at: list[int] = []
-        for one, characters in groupby(apart):
-            count = len([*characters])
-            tokens = [one] * count
-            if one == self.tokens[1]:
-                tokens = [self.tokens[count]] if count in self.tokens else self._encoded(count)
-            if sum(self._lengths.get(token, 0) for token in tokens) != count:
-                tokens = [one] * count  # also where the tokenizer makes others of a run
-            for token in tokens:
+        for one, same in groupby(apart):
+            count = len([*same])
+            for token in self._run(count) if one == self.tokens[1] else [one] * count:
                 token_at += [len(ids)] * self._lengths.get(token, 1)
                 ids.append(token)
         placed: list[Placement] = []

@@ -298,8 +298,8 @@ class Plan:
         written: list[int] = []
         position = 0
         for at in placements:
-            first = items[at.modality][at.index][0]
-            written += [*apart[position : at.start], *first.written]
+            first, *_ = items[at.modality][at.index].written
+            written += [*apart[position : at.start], *first]
             position = at.end
         written += apart[position:]
         if items:

@@ -41,11 +41,6 @@ class Layouts(NamedTuple):
     scope: Scope | None
     embeds: bool
 
-    @property
-    def placeholder(self) -> Placeholder:
-        """The layout, which all alternatives share."""
-        return self.alternatives[0].placeholder
-
     def at(self, index: int) -> Alternatives:
         """The alternatives of the item at an index."""
         if self.scope is None or self.scope.item.index == index:
@@ -229,7 +224,7 @@ class BoundModality:
                 layouts = Layouts(placeholders, alternatives, kept, embeds)
                 if not varies:
                     self._fixed[embeds] = layouts
-            rows = layouts.placeholder.num_embeds
+            rows = layouts.alternatives.placeholder.num_embeds
             if taken.are_largest and not placeholders.by_company:
                 self._largest.setdefault((), (value, rows))
             if embeds and rows != len(value.rows):
@@ -255,7 +250,7 @@ class BoundModality:
         roots = {leaf.root for leaf in update.leaves()}
         if isinstance(update, AlreadyExpanded) or not roots.isdisjoint(("fields", "function")):
             for one in self.layouts(taken, fields()[self.name], may_be_larger=True):
-                yield one.alternatives[0].target, one.alternatives[0].written
+                yield one.alternatives.ways[0].target, one.alternatives.written[0]
             return
         for index, value in enumerate(taken.values):
             target = update.resolve(self.scope(value, index, None, taken.total))
@@ -341,6 +336,6 @@ class BoundModality:
     def _placeholder(self, value: Any, fields: Mapping[str, Any] | None) -> Placeholder:
         """The evaluated layout of a raw item that is the only one, and that the spec chose."""
         try:
-            return self.placeholders.alternatives(self.scope(value, 0, fields))[0].placeholder
+            return self.placeholders.alternatives(self.scope(value, 0, fields)).placeholder
         except InputError as error:
             raise SpecError(str(error)) from error

@@ -17,7 +17,7 @@ from ..expr import COUNT, INDEX, Expr, Leaf, Scope, evaluate, fields, plain
 from ..items.base import form
 from ..layout import Placeholder, Replace, Target, nothing, whole
 from ..node import leaves
-from ..placement import Alternative, Alternatives
+from ..placement import Alternatives, Way
 from ..vocabulary import check_ids
 from .memo import Memo
 
@@ -77,7 +77,7 @@ class Placeholders:
         self.has_own_rows = bool(own) and not may_change
         self.fixed_rows = None if own else modality.layout.lay(modality.static).num_embeds
         self.guarded: frozenset[int] | None = None
-        self._memo = Memo(_LAYOUT_IDS, lambda known: len(known[0].placeholder) + _KEYS)
+        self._memo = Memo(_LAYOUT_IDS, lambda known: len(known.placeholder) + _KEYS)
 
     def varies(self, embeds: bool) -> bool:
         """Whether items, or precomputed embeddings, differ in their layouts or targets."""
@@ -126,7 +126,7 @@ class Placeholders:
             raise SpecError(at.where, expected, repr(sorted(more)), remedy)
         if modality.grid and is_whole:
             self._sizes(scope, placeholder)
-        alternatives = []
+        ways = []
         at = modality.at("update")
         for update in modality.updates:
             with at:
@@ -134,8 +134,8 @@ class Placeholders:
             check_ids(target, self._vocab_size, at.where)
             if isinstance(update, Replace) and not target:
                 raise SpecError(at.where, "a target of at least one token", "none")
-            alternatives.append(Alternative(update, target, placeholder))
-        return Alternatives(alternatives)
+            ways.append(Way(update, target))
+        return Alternatives(placeholder, ways)
 
     def targets(self) -> dict[Target, bool]:
         """The targets that are known without an item, each with whether it stands for items only.
@@ -167,7 +167,7 @@ class Placeholders:
         known = {(name,) for name in fields}
         if all(leaf.root == "fields" and leaf.keys[:1] in known for leaf in self._leaves[embeds]):
             scope = self._modality.scope(SimpleNamespace(), 0, fields)
-            return self.alternatives(scope, embeds=embeds)[0].placeholder.num_embeds
+            return self.alternatives(scope, embeds=embeds).placeholder.num_embeds
         return None
 
     def grids(self, fields: Mapping[str, Any], mask: Any) -> list[tuple[int, Any]]:

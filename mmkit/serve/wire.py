@@ -281,7 +281,7 @@ def describe(modality: BoundModality, limit: int | None) -> ModalityInfo:
     written = set()
     for value in (*kind.candidates(), *kind.smallest()) if known else ():
         scope = modality.scope(value, 0, modality.fields_of([value])[0])
-        written.add(tuple(placeholders.alternatives(scope)[0].written))
+        written.add(placeholders.alternatives(scope).written[0])
     fixed = len(written) == 1 and not placeholders.depends_on_index
     told = {
         "name": modality.name,

@@ -434,12 +434,13 @@ def _layouts(
 
 
 def _own_piece(layouts: Layouts) -> Piece:
-    first = layouts.alternatives[0]
-    inserted = isinstance(first.update, Insert)
-    targets = [list(one.written) for one in layouts.alternatives if one.written]
-    ids, mask = list(first.placeholder.ids), tuple(map(bool, first.placeholder.mask))
-    prefix = list(first.target) if inserted else []
-    return Piece(list(first.written), ids, mask, inserted, prefix, targets)
+    own = layouts.alternatives
+    update, target = own.ways[0]
+    inserted = isinstance(update, Insert)
+    targets = [list(written) for written in own.written if written]
+    ids, mask = list(own.placeholder.ids), tuple(map(bool, own.placeholder.mask))
+    prefix = list(target) if inserted else []
+    return Piece(list(own.written[0]), ids, mask, inserted, prefix, targets)
 
 
 def round_trip(processor: Any, data: Data, kwargs: Data) -> dict[str, tuple[Any, Any]]:

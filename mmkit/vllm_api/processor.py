@@ -200,7 +200,8 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
     ) -> MultiModalKwargsItem:
         """vLLM's form of the fields of an item."""
         has_rows = self.sends_rows and not layouts.embeds
-        return kwargs_item(modality, fields, layouts.placeholder.num_embeds if has_rows else None)
+        rows = layouts.alternatives.placeholder.num_embeds if has_rows else None
+        return kwargs_item(modality, fields, rows)
 
     def _exchanged(
         self,

@@ -542,7 +542,7 @@ def targets_replaced_without_a_look(inherited, request, counts, entries):
             ids.append(token)
             continue
         _, layouts = entries["frames"][len(placed)]
-        placed.append(Placement("frames", len(placed), len(ids), layouts.alternatives[0].placeholder))
+        placed.append(Placement("frames", len(placed), len(ids), layouts.alternatives.placeholder))
         ids += placed[-1].placeholder.ids
     if len(placed) != counts["frames"]:
         raise InputError("double.frames", "<frame> for each item", f"{len(placed)} of them")

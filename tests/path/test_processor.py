@@ -295,7 +295,7 @@ def test_the_senders_cache_holds_no_tensors() -> None:
     result = vllm_path.render(instance, ids("<series>"), SERIES, {}, sender)
     fields, layouts = sender.get_and_update_item(None, result["mm_hashes"]["series"][0])
     assert fields is None
-    assert layouts.alternatives
+    assert layouts.alternatives.ways
     assert layouts.scope is None
 
 

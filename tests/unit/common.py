@@ -11,7 +11,7 @@ import mmkit
 from mmkit import InputError, Modality, ModelSpec, Tensor, already_expanded, batched, cfg, embed, insert, replace
 from mmkit.expr import leaves
 from mmkit.layout import Placeholder, nothing
-from mmkit.placement import Alternative
+from mmkit.placement import Alternatives, Way
 
 NAMES = {name: value for name, value in vars(mmkit).items() if name[0] != "_" and not ismodule(value)}
 NAMES |= {"ceil": ceil, "floor": floor, "nothing": nothing}
@@ -54,9 +54,12 @@ UPDATES = {
 }
 
 
-def alternative(kind, target, ids, embeds=(5,)):
-    """One way to place an item. `embeds` are the ids at which encoder rows go."""
-    return Alternative(UPDATES[kind], tuple(target), Placeholder(list(ids), bytes(token in embeds for token in ids)))
+def alternatives(*ways, embeds=(5,)):
+    """The ways to place an item, each a kind, a target and the ids that all share, of which encoder rows go at
+    `embeds`."""
+    (ids,) = {tuple(ids) for _, _, ids in ways}
+    placeholder = Placeholder(list(ids), bytes(token in embeds for token in ids))
+    return Alternatives(placeholder, [Way(UPDATES[kind], tuple(target)) for kind, target, _ in ways])
 
 
 def leaves_of(*exprs):

@@ -50,9 +50,9 @@ from mmkit import (
 from mmkit.bound.placeholders import TooManyRows
 from mmkit.expr import Scope, evaluate
 from mmkit.field import identity
-from mmkit.placement import Alternatives, NotFound, place
+from mmkit.placement import NotFound, place
 
-from .common import CONFIG, alternative, bound, modality, plan_of, refused
+from .common import CONFIG, alternatives, bound, modality, plan_of, refused
 
 PIXELS, FRAMES = np.zeros((4, 5, 3), np.uint8), np.zeros((2, 4, 5, 3), np.uint8)
 LONGER, WIDER = np.zeros((4, 4, 3)), np.zeros((4, 5, 3))
@@ -122,7 +122,7 @@ def beside(rows, **told):
 
 def put(prompt, *ways):
     """Place an item by each of these ways, a kind and a target."""
-    return place(prompt, {"m": [Alternatives([alternative(*way, [5, 5])]) for way in ways]}, "spec")
+    return place(prompt, {"m": [alternatives((*way, [5, 5])) for way in ways]}, "spec")
 
 
 def rewritten(value):

@@ -61,11 +61,11 @@ NUMBERED = replace(tok["<|image_{}|>", item.index + 1])
 
 def ids(own, value=ONE, index=0, fields=None, **options):
     """The layout of an item, which may be given by its facts."""
-    return own.placeholders.alternatives(own.scope(value, index, fields), **options)[0].placeholder.ids
+    return own.placeholders.alternatives(own.scope(value, index, fields), **options).placeholder.ids
 
 
 def target_of(own, index):
-    return own.placeholders.alternatives(own.scope(ONE, index))[0].target
+    return own.placeholders.alternatives(own.scope(ONE, index)).ways[0].target
 
 
 def largest(own):
