@@ -7,7 +7,7 @@ evaluates layouts once per item geometry, and caches them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from . import placement
-from .bound.calls import Calls
+from .bound.calls import outputs_of
 from .bound.intake import Taken
 from .bound.memo import Memo, options_key
 from .bound.modality import BoundModality
@@ -100,17 +100,14 @@ class Plan:
         """Bind all parts of the spec; returns why some cannot be bound."""
         name, self._scope = self.spec.name, scope
         self.modalities: dict[str, BoundModality] = {}
-        self._calls = Calls(name, self.modalities, scope, self._dtype)
         refusals = Refusals()
         for m in self.spec.modalities:
-            where, process = f"{name}.{m.name}", partial(self._calls.of_spec, m.name)
             with refusals.collected():
-                with At(f"{where}, when"):
+                with At(f"{name}.{m.name}, when"):
                     present = truth(m.when, scope)
                 if present:
-                    sizes = self.vocab_size, self._max_model_len
-                    bound = BoundModality(m, where, scope, process, *sizes)
-                    self.modalities[m.name] = bound
+                    options = self._dtype, self.vocab_size, self._max_model_len
+                    self.modalities[m.name] = BoundModality(m, name, scope, *options)
         prompt = Fixed((0,), b"\0") if self._is_raw else self.spec.prompt
         self._prompts: dict[str, Any] = {
             "prompt": prompt,
@@ -240,13 +237,37 @@ class Plan:
         return Preview(*self._placed(prompt, taken, fields), fields)
 
     def process(self, taken: Mapping[str, Taken]) -> dict[str, Processed]:
-        """The processed fields of canonical items, by modality.
+        """The processed fields of canonical items, by modality; modalities without items are left
+        out.
 
         Raises:
-            InputError: the Hugging Face processor, or a function of the spec, refuses them.
+            InputError: None in place of an item; or the Hugging Face processor, or a function of
+                the spec, refuses them.
             SpecError: the outputs contradict the declared fields, or there is no processor.
         """
-        return self._calls.process(taken)
+        done: dict[str, Processed] = {}
+        shared: dict[Hashable, list[str]] = {}
+        for name, own in taken.items():
+            modality = self.modalities[name]
+            modality.intake.check_present(own.values, "None, and no such item in the cache")
+            processing = modality.processing
+            if not own.values:
+                continue
+            if own.embeds:
+                done[name] = own.values
+            elif own.are_largest and (zeros := processing.zeros(own.values, own.total)):
+                done[name] = zeros
+            elif processing.hf is None or processing.hf.one_by_one:
+                done[name] = processing.run(own.values, own.total)
+            else:
+                shared.setdefault(processing.hf.key, []).append(name)
+        for names in shared.values():
+            items = {self.modalities[name]: taken[name].values for name in names}
+            outputs = outputs_of(items, self._dtype)
+            for modality, values in items.items():
+                total = taken[modality.name].total
+                done[modality.name] = modality.processing.finish(outputs, values, total)
+        return done
 
     def expand(self, prompt: str | Sequence[int], data: Mapping[str, object]) -> list[int]:
         """The ids of a prompt with the layouts of its items. Items are processed only where their
@@ -351,12 +372,10 @@ class Plan:
 
     def _read(self, taken: Mapping[str, Taken]) -> dict[str, Processed]:
         """The processed fields of items, as far as their layouts read them."""
-        by_hf = {n for n, own in taken.items() if not own.embeds and self.modalities[n].needs_hf}
         return {
             name: own.values if own.embeds else self.modalities[name].fields_of(own.values)
             for name, own in taken.items()
-            if name not in by_hf
-        } | self.process({name: taken[name] for name in by_hf})
+        }
 
     def _alternatives(
         self, taken: Mapping[str, Taken], fields: Mapping[str, Processed]

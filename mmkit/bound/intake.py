@@ -11,6 +11,7 @@ from ..errors import InputError
 from ..field import Batched, Field
 from ..items import ItemType
 from ..items.base import check_finite, form
+from ..items.tensor import Tensor
 
 if TYPE_CHECKING:
     from .modality import BoundModality
@@ -59,12 +60,12 @@ class Intake:
             each with the item type of its parts.
     """
 
-    def __init__(self, modality: BoundModality) -> None:
+    def __init__(self, modality: BoundModality, companions: dict[str, Tensor]) -> None:
         self._modality, self.where, self.item = modality, modality.where, modality.item
         embeds = modality.spec.embeds
         self.takes_embeds, self.embeds_field = bool(embeds), f"{modality.name}_embeds"
         self.embeds_as = embeds if isinstance(embeds, Field) else Batched()
-        self.companions = modality.companions
+        self.companions = companions
 
     def parse(self, data: object) -> list[Any]:
         """A caller's data as canonical items. None stands for an item whose content a

@@ -8,7 +8,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from ..errors import At, InputError, Refusals, SpecError
+import torch
+
+from ..errors import At, InputError, Refusals, SpecError, of_spec
 from ..expr import Fields, Scope, evaluate, truth
 from ..field import HF, Field
 from ..items import ItemType, unscoped
@@ -65,12 +67,13 @@ class BoundModality:
 
     Attributes:
         spec: the declaration.
+        model: names the spec in errors.
         where: names the modality in errors, for example ``robot.actions``.
         static: the scope without an item.
+        options: the `mm_processor_kwargs` of its plan.
         item: the item type.
         layout: the layout of raw items.
         embeds: the layout of precomputed embeddings; None where the spec takes none.
-        companions: the item types of the fields that callers send beside these.
         updates: the alternatives of `update`.
         fields: the fields that the model receives for raw items.
         fields_and_embeds: these, and the field of precomputed embeddings, where the spec takes any.
@@ -82,10 +85,10 @@ class BoundModality:
         needs_hf: whether the layout or the targets need, or may need, the output of the Hugging
             Face processor.
         adapted: what an adapter has derived from the modality.
-        process: a function from an item that the spec itself states to its processed fields, by
-            whatever `process` of the spec is.
 
     Args:
+        model: names the spec in errors.
+        dtype: that of the floats of Hugging Face processors; None leaves them as they are.
         vocab_size: number of ids of the language model.
         max_model_len: the longest context, into which the largest item has to fit; None for any.
 
@@ -96,15 +99,20 @@ class BoundModality:
     def __init__(
         self,
         spec: Modality,
-        where: str,
+        model: str,
         scope: Scope,
-        process: Callable[[Any], Mapping[str, Any]],
+        dtype: torch.dtype | None,
         vocab_size: int,
         max_model_len: int | None,
     ) -> None:
-        self.spec, self.name, self.where = spec, spec.name, where
-        self.process, self._max_model_len = process, max_model_len
-        self.static = replace(scope, kwargs=unscoped(scope.kwargs or {}, [spec.item]))
+        self.spec, self.name, self.model, self.where = (
+            spec,
+            spec.name,
+            model,
+            f"{model}.{spec.name}",
+        )
+        self._max_model_len, self.options = max_model_len, scope.kwargs
+        self.static = replace(scope, kwargs=unscoped(scope.kwargs, [spec.item]))
         refusals = Refusals()
 
         def bound(part: str, declared: Any) -> Any:
@@ -123,7 +131,7 @@ class BoundModality:
         self.embeds: Layout | None = self.layout
         if spec.embeds_layout is not spec.layout:
             self.embeds = bound("embeds", spec.embeds_layout)
-        self.companions: dict[str, Tensor] = bound("embeds", spec.companions())
+        companions: dict[str, Tensor] = bound("embeds", spec.companions())
         self.grid: Sequence[Any] = bound("positions", spec.positions or ())
         with refusals.collected(), self.at("limit"):
             limit = evaluate(spec.limit, self.static)
@@ -131,9 +139,9 @@ class BoundModality:
         refusals.refuse()
         self.item = item if hf else item.for_function()
         self.placeholders = Placeholders(self, vocab_size)
-        self.intake = Intake(self)
-        self.processing = Processing(self, fields, hf)
-        self.fields = self.processing.sent
+        self.intake = Intake(self, companions)
+        self.processing = Processing(self, fields, hf, dtype)
+        self.fields = {name: field for name, field in fields.items() if not field.hidden}
         self.fields_and_embeds = dict(self.fields)
         if self.intake.takes_embeds:
             self.fields_and_embeds[self.intake.embeds_field] = self.intake.embeds_as
@@ -143,7 +151,7 @@ class BoundModality:
         if self.needs_hf and (candidates := len(item.candidates(0.0))) > 1:
             expected = "one largest item, since only the Hugging Face processor tells its rows"
             remedy = "State a layout over the facts of item, or the one with the most rows."
-            raise SpecError(f"{where}, item", expected, f"{candidates} of them", remedy)
+            raise SpecError(f"{self.where}, item", expected, f"{candidates} of them", remedy)
         # functions may read what changes while an item is cached; of expressions, the spec knows it
         has_functions = any(leaf.root == "function" for leaf in spec.leaves())
         self._hides = spec.cacheable is True and has_functions
@@ -256,9 +264,20 @@ class BoundModality:
             target = update.resolve(self.scope(value, index, None, taken.total))
             yield target, target if isinstance(update, Replace) else ()
 
+    def process(self, value: Any) -> dict[str, Any]:
+        """The processed fields of an item that the spec itself states.
+
+        Raises:
+            SpecError: the item is refused, or the outputs contradict the declared fields.
+        """
+        with of_spec():
+            return self.processing.run([value])[0]
+
     def fields_of(self, values: Sequence[Any]) -> Processed:
-        """The processed fields of items as far as their layouts read them, where these need no
-        Hugging Face processor."""
+        """The processed fields of items as far as their layouts read them.
+
+        Errors as for `Processing.run`.
+        """
         if self._needs_fields:
             return self.processing.run(values)
         known = self.processing.of_facts
@@ -301,9 +320,7 @@ class BoundModality:
         return self.largest(sizes)[0]
 
     def _largest_of(self, item: ItemType, fraction: float = 1.0) -> tuple[Any, Placeholder]:
-        # the cheapest function for the fields that the layout of an item reads
-        run = self.process if self._needs_fields else self.processing.of_facts
-        placed = [(v, self._placeholder(v, run(v))) for v in item.candidates(fraction)]
+        placed = [(v, self._placeholder(v, self.fields_of)) for v in item.candidates(fraction)]
         return max(placed, key=lambda one: one[1].num_embeds)  # the first of equals
 
     def rehearse(self) -> list[Placeholder]:
@@ -316,11 +333,11 @@ class BoundModality:
         if self.needs_hf:
             return []
         # a function of the spec is tried out even where the layout does not need it
-        run = self.process if self.processing.hf is None else self.processing.of_facts
+        run = self.processing.run if self.processing.hf is None else self.fields_of
         candidates, small = self.item.candidates(), self.item.smallest()
         self.processing.rehearse([*candidates[:1], *small[:1]])
-        largest = [self._placeholder(value, run(value)) for value in candidates]
-        smallest = [self._placeholder(value, run(value)) for value in small]
+        largest = [self._placeholder(value, run) for value in candidates]
+        smallest = [self._placeholder(value, run) for value in small]
         rows = [one.num_embeds for one in largest]
         first = rows.index(most := max(rows))
         if self._max_model_len is None or len(largest[first]) <= self._max_model_len:
@@ -333,8 +350,13 @@ class BoundModality:
                 raise SpecError(f"{self.where}, item", expected, got, remedy)
         return largest + smallest
 
-    def _placeholder(self, value: Any, fields: Mapping[str, Any] | None) -> Placeholder:
-        """The evaluated layout of a raw item that is the only one, and that the spec chose."""
+    def _placeholder(
+        self, value: Any, run: Callable[[Sequence[Any]], Sequence[Mapping[str, Any]]]
+    ) -> Placeholder:
+        """The evaluated layout of a raw item that is the only one, and that the spec chose. `run`
+        processes it."""
+        with of_spec():
+            (fields,) = run([value])
         try:
             return self.placeholders.alternatives(self.scope(value, 0, fields)).placeholder
         except InputError as error:

@@ -106,7 +106,7 @@ class Placeholders:
     def _is_whole(self, scope: Scope, embeds: bool) -> bool:
         """Whether a scope has what declared positions read, and not only what a layout reads."""
         modality = self._modality
-        known = modality.companions if embeds else modality.processing.sent
+        known = modality.intake.companions if embeds else modality.fields
         given = () if scope.fields is None else scope.fields
         return not self._has_own_grid or known.keys() <= set(given)
 

@@ -18,6 +18,7 @@ from ..errors import At, SpecError
 from ..expr import Fields, evaluate
 from ..field import HF, Field, Flat, Identity, unpadded
 from ..node import evaluate_all, leaves, mapped
+from .calls import Callee, LazyProcessor, outputs_of
 
 if TYPE_CHECKING:
     from .modality import BoundModality
@@ -32,17 +33,22 @@ class Processing:
 
     Attributes:
         fields: the bound fields, by name.
-        sent: the fields that the model receives.
         from_facts: names of the derived fields that depend on the facts of an item alone.
         hf: the bound call of a Hugging Face processor; None where `process` is something else.
+        dtype: that of the floats of this processor; None leaves them as they are.
         shares_memory: whether a function of the spec returns memory that it writes to again, so
             that what it returns is copied.
     """
 
-    def __init__(self, modality: BoundModality, fields: dict[str, Field], hf: HF | None) -> None:
-        self._modality, self.fields, self.hf = modality, fields, hf
+    def __init__(
+        self,
+        modality: BoundModality,
+        fields: dict[str, Field],
+        hf: HF | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        self._modality, self.fields, self.hf, self.dtype = modality, fields, hf, dtype
         self._where, self._process = f"{modality.where}, process", modality.spec.process
-        self.sent = {name: field for name, field in fields.items() if not field.hidden}
         # derived fields may depend on processed ones, and the sizes of flat fields on both
         order = sorted(fields.items(), key=lambda f: (isinstance(f[1], Flat), f[1].is_derived))
         self._in_order = [(n, field, modality.at(f"fields[{n!r}]")) for n, field in order]
@@ -85,9 +91,31 @@ class Processing:
         with self._modality.at("process"):
             return str(evaluate(self.hf.text, self._modality.static))
 
+    @cached_property
+    def callee(self) -> Callee:
+        """What `hf` calls.
+
+        Raises:
+            SpecError: there is no processor, or it lacks a fixed argument.
+        """
+        own, part = self._modality.static.proc, self.hf_processor
+        if part is None:
+            if own is None:
+                where = f"{self._modality.model}, process"
+                expected, remedy = (
+                    "a Hugging Face processor for hf()",
+                    "Bind the spec with processor=.",
+                )
+                raise SpecError(where, expected, "none", remedy)
+            return Callee(own.loaded if isinstance(own, LazyProcessor) else own, is_part=False)
+        callee = Callee(part, is_part=True)
+        if odd := [name for name in (self.hf.kwargs if self.hf else ()) if not callee.takes(name)]:
+            expected = "hf(kwargs=...) to name arguments of the processor"
+            raise SpecError(self._where, expected, repr(odd[0]))
+        return callee
+
     def run(self, values: Sequence[Any], count: int | None = None) -> Processed:
-        """Run `identity()` or the process function on canonical items; for `hf()` the caller runs
-        the processor, then `finish`.
+        """The processed fields of canonical items.
 
         Args:
             values: canonical items.
@@ -95,6 +123,7 @@ class Processing:
                 the number of `values`.
 
         Raises:
+            InputError: the Hugging Face processor, or a function of the spec, refuses them.
             SpecError: the outputs contradict the declared fields, or the function raises anything
                 but an InputError, which reports a mistake of the caller.
         """
@@ -104,10 +133,20 @@ class Processing:
             if self._modality.item.part_names:
                 columns = {name: [value[name] for value in values] for name in self._processed}
             return self.finish(columns, values, count, in_parts=True)
-        if not self.shares_memory:
-            return self.finish(self._called(values), values, count)
-        raws = [copy.deepcopy(self._called([value])) for value in values]
-        return self.finish_each(raws, values, count or len(values))
+        if not (self.shares_memory or (self.hf and self.hf.one_by_one)):
+            return self.finish(self._outputs(values), values, count)
+        total, done = count or len(values), []
+        for i, value in enumerate(values):
+            raw = self._outputs([value])
+            done += self.finish(raw, [value], total, i)
+        return done
+
+    def _outputs(self, values: Sequence[Any]) -> Mapping[str, Any]:
+        """What the Hugging Face processor or the function of the spec returns for some items."""
+        if self.hf is not None:
+            return outputs_of({self._modality: values}, self.dtype)
+        raw = self._called(values)
+        return copy.deepcopy(raw) if self.shares_memory else raw
 
     def rehearse(self, values: Sequence[Any]) -> None:
         """Call a function of the spec with some items, alone and together.
@@ -134,7 +173,7 @@ class Processing:
         lists = [part for part in raw.values() if isinstance(part, (list, tuple))]
         self.shares_memory = any(map(_overlap, [raws, *lists]))
         if self.shares_memory:
-            raws = [copy.deepcopy(self._called([value])) for value in twice]
+            raws = [self._outputs([value]) for value in twice]
         if not is_cached:
             return
         parts = [self.finish(own, [one])[0] for own, one in zip(raws, twice, strict=True)]
@@ -184,13 +223,6 @@ class Processing:
                     memory = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
                     raw[name] = [torch.from_numpy(memory).view(dtype).view(shape)] * len(values)
         return self.finish(raw, values, count, in_parts=True) if len(raw) == len(stated) else None
-
-    def finish_each(
-        self, raws: Sequence[Mapping[str, Any]], values: Sequence[Any], count: int
-    ) -> Processed:
-        """`finish` for the outputs of one call per item."""
-        pairs = enumerate(zip(raws, values, strict=True))
-        return [self.finish(raw, [value], count, i)[0] for i, (raw, value) in pairs]
 
     def finish(
         self,
