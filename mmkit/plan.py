@@ -10,7 +10,7 @@ import sys
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -27,7 +27,7 @@ from .errors import At, InputError, Refusals, SpecError
 from .expr import Scope, truth
 from .layout import EndingWith, Fixed, Target
 from .node import fold
-from .placement import Alternatives, Items, NotFound, Placed, Placement, Runs
+from .placement import EMPTY, Alternatives, Items, NotFound, Placed, Placement, Runs
 from .spec import Declaration
 from .vocabulary import Vocabulary, check_ids, id_text, of_text_config, vocab_size
 
@@ -84,9 +84,16 @@ class Plan:
         tok = Vocabulary(tokenizer) if is_bare else tokenizer
         self._configured = Memo(CONFIGURED)
         refusals = self._bind(Scope(cfg=config, proc=processor, tok=tok, kwargs=dict(kwargs or {})))
-        self._owners = self._placeholder_ids(refusals)
+        for modality in self.modalities.values():
+            with refusals.collected():
+                modality.rehearse()
         refusals.refuse()
-        self.embed_ids = frozenset(self._owners)
+        known_ids = {name: own.placeholders.embed_ids for name, own in self.modalities.items()}
+        self.embed_ids = frozenset().union(*known_ids.values())
+        self._owners = {
+            token: [name for name, own in known_ids.items() if token in own]
+            for token in sorted(self.embed_ids)
+        }
         self._check_embed_ids(tok)
         for modality in self.modalities.values():
             modality.placeholders.guarded = self.embed_ids
@@ -122,21 +129,6 @@ class Plan:
             self._reserved = self._reserved_targets()
             self.runs = Runs(self.spec.merges, scope.tok, f"{name}, merges")
         return refusals
-
-    def _placeholder_ids(self, refusals: Refusals) -> dict[int, list[str]]:
-        """The placeholder ids that are known without an item, each with its modalities. Refuses ids
-        outside the vocabulary, and mistakes that `rehearse` finds."""
-        owners: dict[int, list[str]] = {}
-        for modality in self.modalities.values():
-            with refusals.collected():
-                layouts = (modality.layout, modality.embeds)
-                fixed = [part for layout in layouts if layout for part in layout.fixed()]
-                for part in fixed:
-                    check_ids(part.ids, self.vocab_size, f"{modality.where}, layout")
-                for placeholder in fixed + modality.rehearse():
-                    for token in placeholder.embed_ids:
-                        owners.setdefault(token, []).append(modality.name)
-        return owners
 
     def _check_embed_ids(self, tok: Vocabulary | None) -> None:
         """Refuse placeholder ids that texts have: prompts with them would be refused, and no model
@@ -220,22 +212,6 @@ class Plan:
         has_end = prompt[max(0, len(prompt) - len(literal)) :] == literal.ids
         return prompt if has_end else [*prompt, *literal.ids]
 
-    def preview(self, prompt: str | Sequence[int], data: Mapping[str, object]) -> Preview:
-        """Process a request and place its items, without vLLM.
-
-        Args:
-            prompt: a text, or token ids.
-            data: as a caller writes it into ``multi_modal_data``.
-
-        Raises:
-            InputError: vLLM's path would refuse the request too.
-            SpecError: raw items of a modality that needs the Hugging Face processor, and the plan
-                was bound without one.
-        """
-        taken = self.take(data)
-        fields = self.process(taken)
-        return Preview(*self._placed(prompt, taken, fields), fields)
-
     def process(self, taken: Mapping[str, Taken]) -> dict[str, Processed]:
         """The processed fields of canonical items, by modality; modalities without items are left
         out.
@@ -269,6 +245,22 @@ class Plan:
                 done[modality.name] = modality.processing.finish(outputs, values, total)
         return done
 
+    def preview(self, prompt: str | Sequence[int], data: Mapping[str, object]) -> Preview:
+        """Process a request and place its items, without vLLM.
+
+        Args:
+            prompt: a text, or token ids.
+            data: as a caller writes it into ``multi_modal_data``.
+
+        Raises:
+            InputError: vLLM's path would refuse the request too.
+            SpecError: raw items of a modality that needs the Hugging Face processor, and the plan
+                was bound without one.
+        """
+        taken = self.take(data)
+        fields = self.process(taken)
+        return Preview(*self._placed(prompt, taken, self._alternatives(taken, fields)), fields)
+
     def expand(self, prompt: str | Sequence[int], data: Mapping[str, object]) -> list[int]:
         """The ids of a prompt with the layouts of its items. Items are processed only where their
         layouts read processed fields.
@@ -276,18 +268,13 @@ class Plan:
         Arguments and errors as for `preview`.
         """
         taken = self.take(data)
-        return self._placed(prompt, taken, self._read(taken))[0]
+        return self._placed(prompt, taken, self._alternatives(taken))[0]
 
     def _placed(
-        self,
-        prompt: str | Sequence[int],
-        taken: Mapping[str, Taken],
-        fields: Mapping[str, Processed],
+        self, prompt: str | Sequence[int], taken: Mapping[str, Taken], items: Items
     ) -> Placed:
-        """A prompt with the layouts of some items in it, and where they stand."""
-        ids, items = self.encode(prompt), self._alternatives(taken, fields)
         counts = {name: len(own.values) for name, own in taken.items()}
-        return self.place(self.rewrite("prompt", ids, counts), items)
+        return self.place(self.rewrite("prompt", self.encode(prompt), counts), items)
 
     def unexpand(self, prompt: Sequence[int], data: Mapping[str, object]) -> list[int]:
         """The inverse of `expand`: the ids that a caller writes for an expanded prompt. The ids
@@ -309,9 +296,9 @@ class Plan:
         if self._is_raw:
             return ids
         taken = self.take(data)
-        items = self._alternatives(taken, self._read(taken))
+        items = self._alternatives(taken)
         try:
-            apart, placements = self._apart(ids, items, placement.EMPTY, ("layouts",))
+            apart, placements = self._apart(ids, items, EMPTY, ("layouts",))
         except InputError as error:
             expected, got = "the layout of each item", "a prompt without some of them"
             remedy = "Give what expand() returns, and the same items."
@@ -370,21 +357,15 @@ class Plan:
                 taken[name] = own
         return taken
 
-    def _read(self, taken: Mapping[str, Taken]) -> dict[str, Processed]:
-        """The processed fields of items, as far as their layouts read them."""
-        return {
-            name: own.values if own.embeds else self.modalities[name].fields_of(own.values)
-            for name, own in taken.items()
-        }
-
     def _alternatives(
-        self, taken: Mapping[str, Taken], fields: Mapping[str, Processed]
+        self, taken: Mapping[str, Taken], fields: Mapping[str, Processed] = EMPTY
     ) -> dict[str, list[Alternatives]]:
-        """The alternatives of each item, by modality, in the order of the spec."""
+        """The alternatives of each item, by modality. Without their fields, items are processed as
+        far as their layouts need it."""
         return {
-            name: [one.alternatives for one in modality.layouts(taken[name], fields[name])]
+            name: [one.alternatives for one in modality.layouts(own, fields.get(name))]
             for name, modality in self.modalities.items()
-            if name in taken
+            if (own := taken.get(name))
         }
 
     def spell(self, data: Mapping[str, object]) -> list[int]:
@@ -414,10 +395,11 @@ class Plan:
             ids = [*prefix, *ids]
         return ids
 
-    def _written(self, taken: Mapping[str, Taken]) -> Iterator[tuple[Target, Sequence[int]]]:
+    def _written(self, taken: Mapping[str, Taken]) -> Iterator[tuple[Target, Target]]:
         """The target of each item, and the ids that a caller writes for it."""
-        for name, own in taken.items():
-            yield from self.modalities[name].written(own, partial(self._read, {name: own}))
+        return chain.from_iterable(
+            self.modalities[name].written(own) for name, own in taken.items()
+        )
 
     def check_ids(self, prompt: Sequence[Any]) -> None:
         """Refuse token ids that the model does not have.

@@ -111,15 +111,12 @@ def outputs_of(
     hf, callee, text = processing.hf, processing.callee, processing.hf_text
     assert hf is not None
     if stated := set(hf.kwargs).intersection(options):
-        at, expected = (
-            f"{first.where}, mm_processor_kwargs",
-            f"no {min(stated)}, which the spec fixes",
-        )
-        raise InputError(at, expected, repr(options[min(stated)]))
-    inputs = {} if text is None else {"text": text * sum(map(len, items.values()))}
+        at, option = f"{first.where}, mm_processor_kwargs", min(stated)
+        raise InputError(at, f"no {option}, which the spec fixes", repr(options[option]))
+    inputs: dict[str, Any] = {} if text is None else {"text": text * sum(map(len, items.values()))}
     inputs |= hf.kwargs
     for modality, values in items.items():
-        inputs |= _arguments(modality, values)
+        inputs.update(_arguments(modality, values))
     if "text" in inputs:  # as many placeholders as items, however long they make it
         options = {"truncation": False, **options}
     if callee.is_part:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ..errors import InputError
+from ..expr import Fields
 from ..field import Batched, Field
 from ..items import ItemType
 from ..items.base import check_finite, form
@@ -38,7 +39,7 @@ class Taken(NamedTuple):
         return cls(values, embeds, len(values))
 
 
-class Embedding(dict[str, Any]):
+class Embedding(Fields):
     """The fields of an item with precomputed embeddings: the rows under the first key, then the
     fields that its layout reads."""
 

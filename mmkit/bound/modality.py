@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -31,15 +31,15 @@ class Layouts(NamedTuple):
     """The layouts and targets of an item, for every index among those of its modality.
 
     Attributes:
-        placeholders: those of its modality.
         alternatives: those of the item at the index of `scope`.
+        placeholders: those of its modality.
         scope: that to evaluate them again at another index; None where the index does not matter:
             a scope keeps processed tensors alive.
         embeds: whether the item is precomputed embeddings.
     """
 
-    placeholders: Placeholders
     alternatives: Alternatives
+    placeholders: Placeholders
     scope: Scope | None
     embeds: bool
 
@@ -105,13 +105,9 @@ class BoundModality:
         vocab_size: int,
         max_model_len: int | None,
     ) -> None:
-        self.spec, self.name, self.model, self.where = (
-            spec,
-            spec.name,
-            model,
-            f"{model}.{spec.name}",
-        )
-        self._max_model_len, self.options = max_model_len, scope.kwargs
+        self.spec, self.name, self.model = spec, spec.name, model
+        self.where, self.options = f"{model}.{spec.name}", scope.kwargs
+        self._max_model_len = max_model_len
         self.static = replace(scope, kwargs=unscoped(scope.kwargs, [spec.item]))
         refusals = Refusals()
 
@@ -201,18 +197,19 @@ class BoundModality:
                 del facts.index
         else:
             facts.count = count
-        if fields is not None and type(fields) is not Fields:
+        if fields is not None and not isinstance(fields, Fields):
             fields = Fields(fields)
         return self.static.of(facts, fields)
 
     def layouts(
-        self, taken: Taken, fields: Processed, *, may_be_larger: bool = False
+        self, taken: Taken, fields: Processed | None = None, *, may_be_larger: bool = False
     ) -> Iterator[Layouts]:
         """The layouts of some items.
 
         Args:
             taken: the items.
-            fields: their processed fields, as far as layouts read them.
+            fields: their processed fields, as far as layouts read them; None where they are to be
+                computed.
             may_be_larger: whether they may have more encoder rows than the largest item.
 
         Raises:
@@ -221,6 +218,7 @@ class BoundModality:
                 reserves memory and plans its schedule.
         """
         placeholders, embeds, most = self.placeholders, taken.embeds, None
+        fields = self.read(taken) if fields is None else fields
         varies = placeholders.varies(embeds)
         if varies and not (taken.are_largest or may_be_larger or placeholders.by_company):
             most = self.largest()[1]
@@ -229,7 +227,7 @@ class BoundModality:
                 scope = self.scope(value, index, own, taken.total)
                 alternatives = placeholders.alternatives(scope, embeds=embeds)
                 kept = scope if placeholders.depends_on_index else None
-                layouts = Layouts(placeholders, alternatives, kept, embeds)
+                layouts = Layouts(alternatives, placeholders, kept, embeds)
                 if not varies:
                     self._fixed[embeds] = layouts
             rows = layouts.alternatives.placeholder.num_embeds
@@ -244,25 +242,17 @@ class BoundModality:
                 raise TooManyRows(f"{self.where}[{index}]", expected, str(rows), remedy)
             yield layouts
 
-    def written(
-        self, taken: Taken, fields: Callable[[], Mapping[str, Processed]]
-    ) -> Iterator[tuple[Target, Sequence[int]]]:
+    def written(self, taken: Taken) -> list[tuple[Target, Target]]:
         """The target of each item, and the ids that a caller writes for it, by the first update.
-
-        Args:
-            taken: all items of the modality.
-            fields: a function that returns their processed fields, by modality; called where
-                layouts or targets need them.
-        """
+        Items are processed where layouts or targets need it."""
         update = self.updates[0]
         roots = {leaf.root for leaf in update.leaves()}
         if isinstance(update, AlreadyExpanded) or not roots.isdisjoint(("fields", "function")):
-            for one in self.layouts(taken, fields()[self.name], may_be_larger=True):
-                yield one.alternatives.ways[0].target, one.alternatives.written[0]
-            return
-        for index, value in enumerate(taken.values):
-            target = update.resolve(self.scope(value, index, None, taken.total))
-            yield target, target if isinstance(update, Replace) else ()
+            layouts = self.layouts(taken, may_be_larger=True)
+            return [(own.ways[0].target, own.written[0]) for own, *_ in layouts]
+        scopes = [self.scope(v, i, None, taken.total) for i, v in enumerate(taken.values)]
+        targets = map(update.resolve, scopes)
+        return [(t, t if isinstance(update, Replace) else ()) for t in targets]
 
     def process(self, value: Any) -> dict[str, Any]:
         """The processed fields of an item that the spec itself states.
@@ -273,15 +263,18 @@ class BoundModality:
         with of_spec():
             return self.processing.run([value])[0]
 
-    def fields_of(self, values: Sequence[Any]) -> Processed:
-        """The processed fields of items as far as their layouts read them.
+    def read(self, taken: Taken) -> Processed:
+        """The processed fields of some items as far as their layouts read them.
 
         Errors as for `Processing.run`.
         """
+        values = taken.values
+        if taken.embeds:
+            return values
         if self._needs_fields:
             return self.processing.run(values)
-        known = self.processing.of_facts
-        return [known(value, i, len(values)) for i, value in enumerate(values)]
+        of_facts = self.processing.of_facts
+        return [of_facts(value, i, len(values)) for i, value in enumerate(values)]
 
     def largest(self, sizes: Mapping[str, int] | None = None) -> tuple[Any, int]:
         """The item with the most encoder rows, and the number of these rows. An item whose layout
@@ -320,43 +313,31 @@ class BoundModality:
         return self.largest(sizes)[0]
 
     def _largest_of(self, item: ItemType, fraction: float = 1.0) -> tuple[Any, Placeholder]:
-        placed = [(v, self._placeholder(v, self.fields_of)) for v in item.candidates(fraction)]
+        placed = [(value, self._placeholder(value)) for value in item.candidates(fraction)]
         return max(placed, key=lambda one: one[1].num_embeds)  # the first of equals
 
-    def rehearse(self) -> list[Placeholder]:
-        """The placeholders of the largest and the smallest item, where they need no Hugging Face
-        processor.
+    def rehearse(self) -> None:
+        """Try out the largest and the smallest item, where they need no Hugging Face processor.
 
         Raises:
             SpecError: a mistake that would otherwise fail the first request.
         """
         if self.needs_hf:
-            return []
-        # a function of the spec is tried out even where the layout does not need it
-        run = self.processing.run if self.processing.hf is None else self.fields_of
-        candidates, small = self.item.candidates(), self.item.smallest()
-        self.processing.rehearse([*candidates[:1], *small[:1]])
-        largest = [self._placeholder(value, run) for value in candidates]
-        smallest = [self._placeholder(value, run) for value in small]
-        rows = [one.num_embeds for one in largest]
-        first = rows.index(most := max(rows))
-        if self._max_model_len is None or len(largest[first]) <= self._max_model_len:
-            self._largest[()] = candidates[first], most
-        for least in [one.num_embeds for one in smallest]:
+            return
+        small = self.item.smallest()
+        self.processing.rehearse([*self.item.candidates()[:1], *small[:1]])
+        _, most = self.largest()
+        for least in [self._placeholder(value).num_embeds for value in small]:
             if least > most and not self.placeholders.by_company:
                 expected = "the most encoder rows for the largest item"
                 remedy = "State `largest=`, the shape of the item with the most."
                 got = f"{most}, and {least} for the smallest"
                 raise SpecError(f"{self.where}, item", expected, got, remedy)
-        return largest + smallest
 
-    def _placeholder(
-        self, value: Any, run: Callable[[Sequence[Any]], Sequence[Mapping[str, Any]]]
-    ) -> Placeholder:
-        """The evaluated layout of a raw item that is the only one, and that the spec chose. `run`
-        processes it."""
+    def _placeholder(self, value: Any) -> Placeholder:
+        """The evaluated layout of a raw item that is the only one, and that the spec chose."""
         with of_spec():
-            (fields,) = run([value])
+            (fields,) = self.read(Taken.whole([value]))
         try:
             return self.placeholders.alternatives(self.scope(value, 0, fields)).placeholder
         except InputError as error:

@@ -47,7 +47,8 @@ class Placeholders:
             on the number of items.
         fixed_rows: the encoder rows of every raw item; None where they vary.
         has_own_rows: whether they vary, and the model may compare them.
-        guarded: the placeholder ids of the plan; None as long as they are not known.
+        embed_ids: the placeholder ids that are known without an item, or that items had so far.
+        guarded: those of the plan, to which no item adds any; None as long as they are not known.
     """
 
     def __init__(self, modality: BoundModality, vocab_size: int) -> None:
@@ -76,6 +77,10 @@ class Placeholders:
         may_change = any(leaf in (INDEX, COUNT) or leaf.root == "function" for leaf in own)
         self.has_own_rows = bool(own) and not may_change
         self.fixed_rows = None if own else modality.layout.lay(modality.static).num_embeds
+        self.embed_ids: set[int] = set()
+        for fixed in (part for layout in layouts.values() for part in layout.fixed()):
+            check_ids(fixed.ids, vocab_size, f"{self._where}, layout")
+            self.embed_ids |= fixed.embed_ids
         self.guarded: frozenset[int] | None = None
         self._memo = Memo(_LAYOUT_IDS, lambda known: len(known.placeholder) + _KEYS)
 
@@ -120,7 +125,9 @@ class Placeholders:
             got = f"{len(placeholder)} literal ids"
             raise InputError(at.where, "at least one embed() position per item", got)
         check_ids(placeholder.ids, self._vocab_size, at.where)
-        if self.guarded is not None and (more := placeholder.embed_ids - self.guarded):
+        if self.guarded is None:
+            self.embed_ids |= placeholder.embed_ids
+        elif more := placeholder.embed_ids - self.guarded:
             expected = "embed() of ids that the largest or the smallest item has, too"
             remedy = "State the layout as an expression: no prompt is guarded against other ids."
             raise SpecError(at.where, expected, repr(sorted(more)), remedy)

@@ -135,7 +135,7 @@ class Processing:
             return self.finish(columns, values, count, in_parts=True)
         if not (self.shares_memory or (self.hf and self.hf.one_by_one)):
             return self.finish(self._outputs(values), values, count)
-        total, done = count or len(values), []
+        total, done = count or len(values), list[dict[str, Any]]()
         for i, value in enumerate(values):
             raw = self._outputs([value])
             done += self.finish(raw, [value], total, i)
@@ -149,15 +149,19 @@ class Processing:
         return copy.deepcopy(raw) if self.shares_memory else raw
 
     def rehearse(self, values: Sequence[Any]) -> None:
-        """Call a function of the spec with some items, alone and together.
+        """Process some items without a Hugging Face processor; by a function of the spec, alone and
+        together.
 
         Where what it returns lies in memory that it writes to again, it is copied from now on.
 
         Raises:
-            SpecError: an item that vLLM may cache alone has other fields beside others, or the
-                next time.
+            SpecError: as for `run`; or an item that vLLM may cache alone has other fields beside
+                others, or the next time.
         """
-        if self.hf is not None or isinstance(self._process, Identity):
+        if self.hf is not None:
+            return
+        if isinstance(self._process, Identity):
+            self.run(values)
             return
         # an item itself may be what is returned
         twice = [copy.deepcopy(value) for value in (*values, *values)]
@@ -174,9 +178,9 @@ class Processing:
         self.shares_memory = any(map(_overlap, [raws, *lists]))
         if self.shares_memory:
             raws = [self._outputs([value]) for value in twice]
+        parts = [self.finish(own, [one])[0] for own, one in zip(raws, twice, strict=True)]
         if not is_cached:
             return
-        parts = [self.finish(own, [one])[0] for own, one in zip(raws, twice, strict=True)]
         again = parts[len(values) :]
         beside = again if self.shares_memory else self.finish(raw, together)
         for others, got in ((again, "another the next time"), (beside, "another beside others")):

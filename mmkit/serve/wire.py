@@ -31,10 +31,11 @@ import numpy as np
 import torch
 from msgspec import UNSET, Raw, defstruct, field
 
+from ..bound.intake import Taken
 from ..errors import InputError
 from ..items import ItemType
 from ..items.tensor import DTYPES, Text
-from ..layout import AlreadyExpanded
+from ..layout import AlreadyExpanded, Target
 from .protocol import Limits, ModalityInfo, begins, decoded, named, shown
 
 if TYPE_CHECKING:
@@ -277,12 +278,11 @@ def _having(name: str) -> Any:
 
 def describe(modality: BoundModality, limit: int | None) -> ModalityInfo:
     """A modality, for clients that have not read its spec."""
-    kind, known, placeholders = modality.item, not modality.needs_hf, modality.placeholders
-    written = set()
+    kind, known = modality.item, not modality.needs_hf
+    written: set[Target] = set()
     for value in (*kind.candidates(), *kind.smallest()) if known else ():
-        scope = modality.scope(value, 0, modality.fields_of([value])[0])
-        written.add(placeholders.alternatives(scope).written[0])
-    fixed = len(written) == 1 and not placeholders.depends_on_index
+        written |= {ids for _, ids in modality.written(Taken.whole([value]))}
+    fixed = len(written) == 1 and not modality.placeholders.depends_on_index
     told = {
         "name": modality.name,
         "limit": limit,

@@ -232,7 +232,7 @@ def test_a_grid_is_compared_with_the_layout_of_each_item(layout, sent):
 def test_what_a_caller_writes_for_an_item(update, layout, written):
     own = bound(update=update, layout=layout, process=lambda items, scope: {"x": [[9]] * len(items)})
     items = Taken.whole([torch.zeros(3, 2), ONE])  # one that is larger than the largest
-    _, (target, ids) = own.written(items, lambda: {"m": [{"x": [9]}] * 2})
+    _, (target, ids) = own.written(items)
     assert list(ids) == written
     assert list(target) == (written if repr(update).startswith("replace") else [])
 
