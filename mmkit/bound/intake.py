@@ -85,50 +85,70 @@ class Intake:
     def take(self, data: object, hidden_size: int | None) -> Taken:
         """A caller's data as canonical items or precomputed embeddings, each an `Embedding`.
 
-        Raises:
-            InputError: see `parse` and `_embeddings`; a field beside embeddings is
-                missing or malformed, or there are not as many parts as items.
-        """
-        own: list[Embedding] | None = None
-        if self.companions:
-            if isinstance(data, Mapping) and self.embeds_field in data:
-                own = self._with_companions(data, hidden_size)
-        elif self.takes_embeds:
-            rows = self._embeddings(data, hidden_size)
-            own = None if rows is None else [Embedding({self.embeds_field: one}) for one in rows]
-        elif isinstance(data, Mapping) and set(data) == {self.embeds_field}:
-            expected, remedy = self.item.expected, "Send the raw item."
-            raise InputError(self.where, expected, self.embeds_field, remedy)
-        return Taken.whole(self.parse(data)) if own is None else Taken.whole(own, embeds=True)
-
-    def _embeddings(self, data: object, hidden_size: int | None) -> list[torch.Tensor] | None:
-        """The rows of precomputed embeddings, per item a floating (rows, hidden size) tensor; None
-        where the data holds raw items.
-
-        Callers send embeddings as ``{"<name>_embeds": ...}``; for images, videos and audio also in
-        the forms of vLLM's own classes: one floating 3-D tensor, or a list of 2-D tensors. A tensor
-        that may be a picture as well is refused.
+        Callers send embeddings as ``{"<name>_embeds": ...}``, with the fields that their layout
+        reads; where it reads none, images, videos and audio also in the forms of vLLM's own
+        classes.
 
         Args:
             data: a caller's data.
             hidden_size: width of the language model's rows; None if it is not known.
 
         Raises:
-            InputError: rows that do not fit the model, or that are not finite; a tensor that may be
-                either.
+            InputError: see `parse`; rows that do not fit the model, or that are not finite; a field
+                beside embeddings is missing or malformed, or there are not as many parts as items.
         """
-        field, media = self.embeds_field, self.item.media
-        if isinstance(data, Mapping) and set(data) == {field}:
-            return self._rows(data[field], hidden_size)
-        sending = f'Send embeddings as {{"{field}": ...}}, and pixels as uint8'
+        own: list[Embedding] | None = None
+        if isinstance(data, Mapping) and self.embeds_field in data:
+            if not self.takes_embeds:
+                expected, remedy = self.item.expected, "Send the raw item."
+                raise InputError(self.where, expected, self.embeds_field, remedy)
+            own = self._named_embeddings(data, hidden_size)
+        elif self.takes_embeds and not self.companions and self.item.media:
+            own = self._bare_embeddings(data, hidden_size)
+        return Taken.whole(self.parse(data)) if own is None else Taken.whole(own, embeds=True)
+
+    def _named_embeddings(
+        self, data: Mapping[str, Any], hidden_size: int | None
+    ) -> list[Embedding]:
+        """Precomputed embeddings with the fields that their layout reads: ``{"image_embeds": ...,
+        "image_grid_thw": ...}``. The rows are a list with one tensor per item, or, as vLLM's
+        own classes take them with such fields, one (rows of all items, hidden size) tensor."""
+        names = [self.embeds_field, *self.companions]
+        if set(data) != set(names):
+            raise InputError(self.where, f"the fields {names}", repr(sorted(map(str, data))))
+        rows = self._rows(data[self.embeds_field], hidden_size)
+        parts = {
+            key: _canonical(kind, data[key], f"{self.where}.{key}")
+            for key, kind in self.companions.items()
+        }
+        count = len(next(iter(parts.values()), rows))
+        for key, own in parts.items():
+            if len(own) != count:
+                raise InputError(f"{self.where}.{key}", f"{count} items", str(len(own)))
+        beside = [{key: own[i] for key, own in parts.items()} for i in range(count)]
+        if count > len(rows) == 1:
+            sizes = [*map(self._modality.placeholders.rows, beside)]
+            if sum(sizes) != len(rows[0]):
+                expected = f"{sum(sizes)} embedding row(s) for {count} items"
+                raise InputError(self.where, expected, str(len(rows[0])))
+            rows = list(rows[0].split(sizes))
+        if len(rows) != count:
+            raise InputError(self.where, f"embeddings of {count} items", str(len(rows)))
+        pairs = zip(rows, beside, strict=True)
+        return [Embedding({self.embeds_field: one, **fields}) for one, fields in pairs]
+
+    def _bare_embeddings(self, data: object, hidden_size: int | None) -> list[Embedding] | None:
+        """Precomputed embeddings in the forms of vLLM's own classes: one floating 3-D tensor, or a
+        list of 2-D tensors; None where the data holds raw items. A tensor that may be a picture as
+        well is refused."""
+        sending = f'Send embeddings as {{"{self.embeds_field}": ...}}, and pixels as uint8'
         remedy = f"{sending}, or as an array or tensor in a list."
-        if media and _is_floating(data, 3):
-            return self._rows(data, hidden_size, remedy)
-        if not media or not isinstance(data, (list, tuple)):
-            return None
-        if data and isinstance(data[0], torch.Tensor) and data[0].ndim == 2:
-            return self._rows(data, hidden_size)
-        for i, part in enumerate(data):
+        parts = data if isinstance(data, (list, tuple)) else ()
+        is_batch = _is_floating(data, 3)
+        if is_batch or (parts and isinstance(parts[0], torch.Tensor) and parts[0].ndim == 2):
+            rows = self._rows(data, hidden_size, remedy if is_batch else "")
+            return [Embedding({self.embeds_field: one}) for one in rows]
+        for i, part in enumerate(parts):
             if _is_floating(part, 3) and 3 not in (part.shape[0], part.shape[-1]):
                 got = f"shape {tuple(part.shape)}, which may be embeddings"
                 raise InputError(f"{self.where}[{i}]", "pixels of three channels", got, remedy)
@@ -154,41 +174,6 @@ class Intake:
         # copies: what is cached must not change when the caller reuses its memory
         return [item.detach().cpu().clone() for item in rows]
 
-    def _with_companions(self, data: Mapping[str, Any], hidden_size: int | None) -> list[Embedding]:
-        """Precomputed embeddings with the fields that their layout reads: ``{"image_embeds": ...,
-        "image_grid_thw": ...}``. The rows are a list with one tensor per item, or, as vLLM's
-        own classes take them, one (rows of all items, hidden size) tensor."""
-        names = [self.embeds_field, *self.companions]
-        if set(data) != set(names):
-            raise InputError(self.where, f"the fields {names}", repr(sorted(map(str, data))))
-        rows = self._rows(data[self.embeds_field], hidden_size)
-        parts = {
-            key: _canonical(kind, data[key], f"{self.where}.{key}")
-            for key, kind in self.companions.items()
-        }
-        count = len(parts[names[1]])
-        for key, own in parts.items():
-            if len(own) != count:
-                raise InputError(f"{self.where}.{key}", f"{count} items", str(len(own)))
-        beside = [dict(zip(parts, own, strict=True)) for own in zip(*parts.values(), strict=True)]
-        if count > len(rows) == 1:
-            sizes = self._sizes(beside)
-            if sum(sizes) != len(rows[0]):
-                expected = f"{sum(sizes)} embedding row(s) for {count} items"
-                raise InputError(self.where, expected, str(len(rows[0])))
-            rows = list(rows[0].split(sizes))
-        if len(rows) != count:
-            raise InputError(self.where, f"embeddings of {count} items", str(len(rows)))
-        return [
-            Embedding({self.embeds_field: one, **fields})
-            for one, fields in zip(rows, beside, strict=True)
-        ]
-
-    def _sizes(self, beside: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The rows of precomputed embeddings by the fields that come with them."""
-        rows = self._modality.placeholders.rows
-        return [rows(own, embeds=True) or 0 for own in beside]
-
     def received(self, fields: Mapping[str, Any]) -> list[Any]:
         """The rows of each precomputed embedding that the model receives, (rows, hidden size).
 
@@ -199,8 +184,8 @@ class Intake:
         if rows is None or isinstance(self.embeds_as, Batched):
             return [] if rows is None else list(rows)
         parts = zip(*(fields[key] for key in self.companions), strict=True)
-        beside = [dict(zip(self.companions, own, strict=True)) for own in parts]
-        return list(rows.split(self._sizes(beside)))
+        beside = (dict(zip(self.companions, own, strict=True)) for own in parts)
+        return list(rows.split([*map(self._modality.placeholders.rows, beside)]))
 
     def check_present(self, values: Sequence[Any], got: str) -> None:
         """Refuse None in place of an item.

@@ -169,13 +169,10 @@ class Placeholders:
         tok = self._modality.static.tok
         return len(target) == 1 if tok is None else not tok.special.isdisjoint(target)
 
-    def rows(self, fields: Mapping[str, Any], *, embeds: bool = False) -> int | None:
-        """Encoder rows of an item by some of its processed fields; None if these do not suffice."""
-        known = {(name,) for name in fields}
-        if all(leaf.root == "fields" and leaf.keys[:1] in known for leaf in self._leaves[embeds]):
-            scope = self._modality.scope(SimpleNamespace(), 0, fields)
-            return self.alternatives(scope, embeds=embeds).placeholder.num_embeds
-        return None
+    def rows(self, fields: Mapping[str, Any]) -> int:
+        """Encoder rows of precomputed embeddings by the fields that come with them."""
+        scope = self._modality.scope(SimpleNamespace(), 0, fields)
+        return self.alternatives(scope, embeds=True).placeholder.num_embeds
 
     def grids(self, fields: Mapping[str, Any], mask: Any) -> list[tuple[int, Any]]:
         """The M-RoPE positions of the encoder rows of an item.
