@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -62,14 +62,12 @@ class Placeholders:
         targets = frozenset().union(*(update.leaves() for update in modality.updates))
         known = {embeds: layout.leaves() | targets for embeds, layout in layouts.items()}
         read, grid = known[False] | known[True], leaves(modality.grid)
-        self._has_own_grid = bool(grid)
         # what tells one geometry from another, for raw items and for embeddings
-        self._leaves = {embeds: own | grid for embeds, own in known.items()}
-        self._told_by = {embeds: _telling(own) for embeds, own in self._leaves.items()}
+        self._told_by = {embeds: _telling(own | grid) for embeds, own in known.items()}
+        self._read_by_grid = _fields_read(grid)
         self._opaque = any(leaf.root == "function" for leaf in read)  # it may read anything
-        names = {leaf.keys[:1] for leaf in read if leaf.root == "fields"}
-        is_told = not self._opaque and () not in names
-        self.fields = frozenset(name for (name,) in names) if is_told else None
+        names = _fields_read(read)
+        self.fields = None if self._opaque or None in names else names
         self.depends_on_index = self._opaque or INDEX in read
         self.by_company = not read.isdisjoint((INDEX, COUNT))
         own = modality.layout.leaves()
@@ -86,7 +84,7 @@ class Placeholders:
 
     def varies(self, embeds: bool) -> bool:
         """Whether items, or precomputed embeddings, differ in their layouts or targets."""
-        return self._opaque or bool(self._leaves[embeds])
+        return self._opaque or bool(self._told_by[embeds])
 
     def alternatives(self, scope: Scope, *, embeds: bool = False) -> Alternatives:
         """The alternatives of one item, in order of preference.
@@ -96,7 +94,8 @@ class Placeholders:
             InputError: an item without any embed() position; any mistake with precomputed
                 embeddings, whose fields come from the caller.
         """
-        is_whole = not self._modality.grid or self._is_whole(scope, embeds)
+        # positions may read fields that the layout does not need, and that are not computed yet
+        is_whole = self._read_by_grid.issubset(scope.fields or ())
         try:
             if self._opaque:
                 return self._evaluate(scope, embeds, is_whole)
@@ -107,13 +106,6 @@ class Placeholders:
                 raise
             got = str(error).rstrip(".")
             raise InputError(self._where, "embeddings that can be placed", got) from error
-
-    def _is_whole(self, scope: Scope, embeds: bool) -> bool:
-        """Whether a scope has what declared positions read, and not only what a layout reads."""
-        modality = self._modality
-        known = modality.intake.companions if embeds else modality.fields
-        given = () if scope.fields is None else scope.fields
-        return not self._has_own_grid or known.keys() <= set(given)
 
     def _evaluate(self, scope: Scope, embeds: bool, is_whole: bool) -> Alternatives:
         modality = self._modality
@@ -221,6 +213,11 @@ def rows_field(modality: str) -> str:
 
 class TooManyRows(InputError):
     """An item has more encoder rows than the spec's largest item."""
+
+
+def _fields_read(leaves: Iterable[Leaf]) -> frozenset[Any]:
+    """The names of fields; None for all of them."""
+    return frozenset(next(iter(one.keys), None) for one in leaves if one.root == "fields")
 
 
 def _telling(leaves: frozenset[Leaf]) -> list[Expr]:
