@@ -222,7 +222,7 @@ class Plan:
             SpecError: the outputs contradict the declared fields, or there is no processor.
         """
         done: dict[str, Processed] = {}
-        shared: dict[Hashable, list[str]] = {}
+        shared: dict[Hashable, dict[BoundModality, Taken]] = {}
         for name, own in taken.items():
             modality = self.modalities[name]
             modality.intake.check_present(own.values, "None, and no such item in the cache")
@@ -231,18 +231,16 @@ class Plan:
                 continue
             if own.embeds:
                 done[name] = own.values
-            elif own.are_largest and (zeros := processing.zeros(own.values, own.total)):
+            elif own.are_largest and (zeros := processing.zeros(own)):
                 done[name] = zeros
             elif processing.hf is None or processing.hf.one_by_one:
-                done[name] = processing.run(own.values, own.total)
+                done[name] = processing.run(own)
             else:
-                shared.setdefault(processing.hf.key, []).append(name)
-        for names in shared.values():
-            items = {self.modalities[name]: taken[name].values for name in names}
+                shared.setdefault(processing.hf.key, {})[modality] = own
+        for items in shared.values():
             outputs = outputs_of(items, self._dtype)
-            for modality, values in items.items():
-                total = taken[modality.name].total
-                done[modality.name] = modality.processing.finish(outputs, values, total)
+            for modality, own in items.items():
+                done[modality.name] = modality.processing.finish(outputs, own)
         return done
 
     def preview(self, prompt: str | Sequence[int], data: Mapping[str, object]) -> Preview:
@@ -259,7 +257,7 @@ class Plan:
         """
         taken = self.take(data)
         fields = self.process(taken)
-        return Preview(*self._placed(prompt, taken, self._alternatives(taken, fields)), fields)
+        return Preview(*self._placed(prompt, taken, fields), fields)
 
     def expand(self, prompt: str | Sequence[int], data: Mapping[str, object]) -> list[int]:
         """The ids of a prompt with the layouts of its items. Items are processed only where their
@@ -267,14 +265,17 @@ class Plan:
 
         Arguments and errors as for `preview`.
         """
-        taken = self.take(data)
-        return self._placed(prompt, taken, self._alternatives(taken))[0]
+        return self._placed(prompt, self.take(data))[0]
 
     def _placed(
-        self, prompt: str | Sequence[int], taken: Mapping[str, Taken], items: Items
+        self,
+        prompt: str | Sequence[int],
+        taken: Mapping[str, Taken],
+        fields: Mapping[str, Processed] = EMPTY,
     ) -> Placed:
-        counts = {name: len(own.values) for name, own in taken.items()}
-        return self.place(self.rewrite("prompt", self.encode(prompt), counts), items)
+        ids, items = self.encode(prompt), self._alternatives(taken, fields)
+        counts = {name: own.total for name, own in taken.items()}
+        return self.place(self.rewrite("prompt", ids, counts), items)
 
     def unexpand(self, prompt: Sequence[int], data: Mapping[str, object]) -> list[int]:
         """The inverse of `expand`: the ids that a caller writes for an expanded prompt. The ids

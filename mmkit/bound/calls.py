@@ -15,6 +15,7 @@ from ..items import unscoped
 from ..node import mapped
 
 if TYPE_CHECKING:
+    from .intake import Taken
     from .modality import BoundModality
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ def _in_dtype(value: Any, dtype: torch.dtype | None) -> Any:
 
 
 def outputs_of(
-    items: Mapping[BoundModality, Sequence[Any]], dtype: torch.dtype | None
+    items: Mapping[BoundModality, Taken], dtype: torch.dtype | None
 ) -> Mapping[str, Any]:
     """The outputs of a Hugging Face processor, or an object called like one, for the items of the
     modalities that share it.
@@ -113,10 +114,12 @@ def outputs_of(
     if stated := set(hf.kwargs).intersection(options):
         at, option = f"{first.where}, mm_processor_kwargs", min(stated)
         raise InputError(at, f"no {option}, which the spec fixes", repr(options[option]))
-    inputs: dict[str, Any] = {} if text is None else {"text": text * sum(map(len, items.values()))}
+    inputs: dict[str, Any] = (
+        {} if text is None else {"text": text * sum(len(own.values) for own in items.values())}
+    )
     inputs |= hf.kwargs
-    for modality, values in items.items():
-        inputs.update(_arguments(modality, values))
+    for modality, own in items.items():
+        inputs.update(_arguments(modality, own.values))
     if "text" in inputs:  # as many placeholders as items, however long they make it
         options = {"truncation": False, **options}
     if callee.is_part:

@@ -26,17 +26,23 @@ class Taken(NamedTuple):
         embeds: whether `values` are precomputed embeddings.
         total: number of items of the modality in the request, cached items included.
         are_largest: whether each of them is the largest item of the spec.
+        first: the position of the first of them among those that are processed.
     """
 
     values: Sequence[Any]
     embeds: bool
     total: int
     are_largest: bool = False
+    first: int = 0
 
     @classmethod
     def whole(cls, values: Sequence[Any], *, embeds: bool = False) -> Taken:
         """All items of a request."""
         return cls(values, embeds, len(values))
+
+    def each(self) -> list[Taken]:
+        """These items one by one."""
+        return [self._replace(values=[value], first=i) for i, value in enumerate(self.values)]
 
 
 class Embedding(Fields):

@@ -261,20 +261,17 @@ class BoundModality:
             SpecError: the item is refused, or the outputs contradict the declared fields.
         """
         with of_spec():
-            return self.processing.run([value])[0]
+            return self.processing.run(Taken.whole([value]))[0]
 
     def read(self, taken: Taken) -> Processed:
         """The processed fields of some items as far as their layouts read them.
 
         Errors as for `Processing.run`.
         """
-        values = taken.values
         if taken.embeds:
-            return values
-        if self._needs_fields:
-            return self.processing.run(values)
-        of_facts = self.processing.of_facts
-        return [of_facts(value, i, len(values)) for i, value in enumerate(values)]
+            return taken.values
+        processing = self.processing
+        return processing.run(taken) if self._needs_fields else processing.of_facts(taken)
 
     def largest(self, sizes: Mapping[str, int] | None = None) -> tuple[Any, int]:
         """The item with the most encoder rows, and the number of these rows. An item whose layout
@@ -325,7 +322,8 @@ class BoundModality:
         if self.needs_hf:
             return
         small = self.item.smallest()
-        self.processing.rehearse([*self.item.candidates()[:1], *small[:1]])
+        if self.processing.hf is None:
+            self.processing.rehearse([*self.item.candidates()[:1], *small[:1]])
         _, most = self.largest()
         for least in [self._placeholder(value).num_embeds for value in small]:
             if least > most and not self.placeholders.by_company:

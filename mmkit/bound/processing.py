@@ -15,10 +15,11 @@ import torch
 from numpy.lib.array_utils import byte_bounds
 
 from ..errors import At, SpecError
-from ..expr import Fields, evaluate
+from ..expr import Fields, Scope, evaluate
 from ..field import HF, Field, Flat, Identity, unpadded
 from ..node import evaluate_all, leaves, mapped
 from .calls import Callee, LazyProcessor, outputs_of
+from .intake import Taken
 
 if TYPE_CHECKING:
     from .modality import BoundModality
@@ -67,15 +68,22 @@ class Processing:
                 known.add(name)
         self.from_facts = frozenset(known)
 
-    def of_facts(self, value: Any, index: int = 0, count: int = 1) -> Fields:
-        """The fields `from_facts` of a canonical item, number `index` of `count`."""
-        fields = Fields()
-        scope = self._modality.scope(value, index, fields, count, of_fields=True)
+    def of_facts(self, taken: Taken) -> list[dict[str, Any]]:
+        """The fields `from_facts` of canonical items."""
+        parts: list[dict[str, Any]] = [Fields() for _ in taken.values]
+        scopes = self._scopes(taken, parts)
         for name, declared, at in self._in_order:
             if name in self.from_facts:
                 with at:
-                    fields[name] = declared.derive(scope)
-        return fields
+                    for fields, scope in zip(parts, scopes, strict=True):
+                        fields[name] = declared.derive(scope)
+        return parts
+
+    def _scopes(self, taken: Taken, parts: Sequence[dict[str, Any]]) -> list[Scope]:
+        """The scope of each item, in which its fields are as far as they are computed."""
+        scope, total = self._modality.scope, taken.total
+        pairs = enumerate(zip(taken.values, parts, strict=True), taken.first)
+        return [scope(value, i, own, total, of_fields=True) for i, (value, own) in pairs]
 
     @cached_property
     def hf_processor(self) -> Any:
@@ -114,13 +122,8 @@ class Processing:
             raise SpecError(self._where, expected, repr(odd[0]))
         return callee
 
-    def run(self, values: Sequence[Any], count: int | None = None) -> Processed:
+    def run(self, taken: Taken) -> Processed:
         """The processed fields of canonical items.
-
-        Args:
-            values: canonical items.
-            count: number of items of the modality in the request, cached items included; None for
-                the number of `values`.
 
         Raises:
             InputError: the Hugging Face processor, or a function of the spec, refuses them.
@@ -129,28 +132,23 @@ class Processing:
         """
         if isinstance(self._process, Identity):
             # each part of a record is the field of its name
-            columns: dict[str, Any] = dict.fromkeys(self._processed, values)
+            columns: dict[str, Any] = dict.fromkeys(self._processed, taken.values)
             if self._modality.item.part_names:
-                columns = {name: [value[name] for value in values] for name in self._processed}
-            return self.finish(columns, values, count, in_parts=True)
-        if not (self.shares_memory or (self.hf and self.hf.one_by_one)):
-            return self.finish(self._outputs(values), values, count)
-        total, done = count or len(values), list[dict[str, Any]]()
-        for i, value in enumerate(values):
-            raw = self._outputs([value])
-            done += self.finish(raw, [value], total, i)
-        return done
+                columns = {key: [one[key] for one in taken.values] for key in self._processed}
+            return self.finish(columns, taken, in_parts=True)
+        if self.shares_memory or (self.hf and self.hf.one_by_one):
+            return [self.finish(self._outputs(one), one)[0] for one in taken.each()]
+        return self.finish(self._outputs(taken), taken)
 
-    def _outputs(self, values: Sequence[Any]) -> Mapping[str, Any]:
+    def _outputs(self, taken: Taken) -> Mapping[str, Any]:
         """What the Hugging Face processor or the function of the spec returns for some items."""
         if self.hf is not None:
-            return outputs_of({self._modality: values}, self.dtype)
-        raw = self._called(values)
+            return outputs_of({self._modality: taken}, self.dtype)
+        raw = self._called(taken.values)
         return copy.deepcopy(raw) if self.shares_memory else raw
 
     def rehearse(self, values: Sequence[Any]) -> None:
-        """Process some items without a Hugging Face processor; by a function of the spec, alone and
-        together.
+        """Process some items, by a function of the spec alone and together; not for `hf()`.
 
         Where what it returns lies in memory that it writes to again, it is copied from now on.
 
@@ -158,10 +156,8 @@ class Processing:
             SpecError: as for `run`; or an item that vLLM may cache alone has other fields beside
                 others, or the next time.
         """
-        if self.hf is not None:
-            return
         if isinstance(self._process, Identity):
-            self.run(values)
+            self.run(Taken.whole(values))
             return
         # an item itself may be what is returned
         twice = [copy.deepcopy(value) for value in (*values, *values)]
@@ -177,12 +173,13 @@ class Processing:
         lists = [part for part in raw.values() if isinstance(part, (list, tuple))]
         self.shares_memory = any(map(_overlap, [raws, *lists]))
         if self.shares_memory:
-            raws = [self._outputs([value]) for value in twice]
-        parts = [self.finish(own, [one])[0] for own, one in zip(raws, twice, strict=True)]
+            raws = [self._outputs(Taken.whole([value])) for value in twice]
+        each = Taken.whole(twice)._replace(total=1).each()
+        parts = [self.finish(own, one)[0] for own, one in zip(raws, each, strict=True)]
         if not is_cached:
             return
         again = parts[len(values) :]
-        beside = again if self.shares_memory else self.finish(raw, together)
+        beside = again if self.shares_memory else self.finish(raw, Taken.whole(together))
         for others, got in ((again, "another the next time"), (beside, "another beside others")):
             for first, part in zip(parts, others, strict=False):
                 if names := [name for name in first if not _equal(first[name], part[name])]:
@@ -202,7 +199,7 @@ class Processing:
             raise SpecError(self._modality.where, expected, repr(sorted(unknown)), remedy)
         return raw
 
-    def zeros(self, values: Sequence[Any], count: int) -> Processed | None:
+    def zeros(self, taken: Taken) -> Processed | None:
         """The fields of the largest items, with zeros for what a Hugging Face processor would make
         of them: it gets a small item only, which tells the dtypes.
 
@@ -218,32 +215,25 @@ class Processing:
         raw: dict[str, list[torch.Tensor]] = {}
         with suppress(SpecError):  # the processor takes no small item, or it alone tells a shape
             small = modality.process(modality.item.small()[-1])
-            scope = modality.scope(values[0], 0, self.of_facts(values[0]), of_fields=True)
+            one, *_ = taken.each()
+            (scope,) = self._scopes(one, self.of_facts(one))
             for name, shape in evaluate_all(stated, scope).items():
                 dtype = getattr(small[name], "dtype", torch.int64)
                 are_pixels = dtype.is_floating_point or dtype == torch.uint8
                 if are_pixels and all(type(size) is int for size in shape):
                     # until somebody looks at it, numpy's memory costs no time, torch's does
                     memory = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
-                    raw[name] = [torch.from_numpy(memory).view(dtype).view(shape)] * len(values)
-        return self.finish(raw, values, count, in_parts=True) if len(raw) == len(stated) else None
+                    raw[name] = [torch.from_numpy(memory).view(dtype).view(shape)] * len(
+                        taken.values
+                    )
+        return self.finish(raw, taken, in_parts=True) if len(raw) == len(stated) else None
 
-    def finish(
-        self,
-        raw: Mapping[str, Any],
-        values: Sequence[Any],
-        count: int | None = None,
-        first: int = 0,
-        *,
-        in_parts: bool = False,
-    ) -> Processed:
+    def finish(self, raw: Mapping[str, Any], taken: Taken, *, in_parts: bool = False) -> Processed:
         """Split processed tensors into items and check them against the declared fields.
 
         Args:
             raw: the result of `process`, by field.
-            values: canonical items.
-            count: as for `run`.
-            first: the position of the first item.
+            taken: the canonical items.
             in_parts: whether `raw` has a list of the items' parts for each field.
 
         Raises:
@@ -255,13 +245,9 @@ class Processing:
         if missing := [name for name in self._processed if raw.get(name) is None]:
             got = f"{sorted(raw)}, without {missing}"
             raise SpecError(self._where, f"the fields {sorted(self.fields)}", got)
-        static, n = self._modality.static, len(values)
-        parts = [Fields() for _ in values]
-        scopes = [static] * n
-        if self._needs_scopes:
-            of = self._modality.scope
-            pairs = enumerate(zip(values, parts, strict=True), first)
-            scopes = [of(value, i, own, count or n, of_fields=True) for i, (value, own) in pairs]
+        static = self._modality.static
+        parts: list[dict[str, Any]] = [Fields() for _ in taken.values]
+        scopes = self._scopes(taken, parts) if self._needs_scopes else [static] * len(parts)
         for name, declared, at in self._in_order:
             with at:
                 if declared.is_derived:
@@ -276,7 +262,7 @@ class Processing:
                 fields[name] = unpadded(fields[name], corner, scope)
         for name, declared, at in self._stated:
             with at:
-                for i, (fields, scope) in enumerate(zip(parts, scopes, strict=True), first):
+                for i, (fields, scope) in enumerate(zip(parts, scopes, strict=True), taken.first):
                     declared.check(fields[name], scope, i)
         return parts
 

@@ -453,11 +453,11 @@ def test_derived_fields():
         return {"rows": torch.cat(items).repeat_interleave(2), "length": [len(value) for value in items]}
 
     own = bound(item=FOUR, fields=declared, process=process, cacheable=item.count < 3)
-    short, long = own.processing.run([torch.zeros(1), torch.ones(3)])
+    short, long = own.processing.run(Taken.whole([torch.zeros(1), torch.ones(3)]))
     assert (short["rows"].tolist(), long["rows"].tolist()) == ([0.0] * 2, [1.0] * 6)
     for part, twice in ((short, 2), (long, 6)):
         assert (type(part["twice"]), part["twice"], part["constant"], part["count"]) == (torch.Tensor, twice, 7, 2)
-    assert own.processing.run([torch.zeros(1)], 5)[0]["count"] == 5
+    assert own.processing.run(Taken([torch.zeros(1)], False, 5))[0]["count"] == 5
 
 
 def test_a_buffer_that_is_written_again():
@@ -469,11 +469,11 @@ def test_a_buffer_that_is_written_again():
 
     for requests in ([[0, 1, 2], [9]], [[0], [1], [2, 9]]):
         run = bound(process=process, fields=declared, cacheable=item.count < 9).processing.run
-        parts = [part for ids in requests for part in run([torch.full((2, 2), float(i)) for i in ids])]
+        parts = [part for ids in requests for part in run(Taken.whole([torch.full((2, 2), float(i)) for i in ids]))]
         assert [part["x"].unique().tolist() for part in parts] == [[0.0], [1.0], [2.0], [9.0]]
         assert [part["count"] for part in parts] == [len(ids) for ids in requests for _ in ids]
     own = bound(process=lambda items, scope: {"x": torch.full((len(items), 2), torch.nan)})
-    assert own.processing.run([ONE])[0]["x"].isnan().all()
+    assert own.processing.run(Taken.whole([ONE]))[0]["x"].isnan().all()
 
 
 @pytest.mark.parametrize("shape", [None, (item.length,)])
@@ -482,5 +482,5 @@ def test_unpadding(shape):
     called = hf(outputs={"lengths": "n", "values": "x"}, unpad={"x": fields.n})
     own = bound(item=Tensor((between(1, 8),)), fields={"x": batched(shape=shape), "n": batched()}, process=called)
     padded = {"values": torch.tensor([[1.0, 0.0], [2.0, 3.0]]), "lengths": torch.tensor([1, 2])}
-    finished = own.processing.finish(padded, [torch.zeros(1), torch.zeros(2)])
+    finished = own.processing.finish(padded, Taken.whole([torch.zeros(1), torch.zeros(2)]))
     assert [part["x"].tolist() for part in finished] == [[1.0], [2.0, 3.0]]
