@@ -63,6 +63,10 @@ class Alternatives:
     placeholder: Placeholder
     ways: Sequence[Way]
 
+    def at(self, index: int) -> Alternatives:
+        """Those of the item at another position among the items of its modality."""
+        return self
+
     @cached_property
     def written(self) -> list[Target]:
         """The ids that a caller writes into the prompt for the item, for each way: none where mmkit

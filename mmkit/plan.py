@@ -11,7 +11,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import torch
@@ -27,9 +27,19 @@ from .errors import At, InputError, Refusals, SpecError
 from .expr import Scope, truth
 from .layout import EndingWith, Fixed, Target
 from .node import fold
-from .placement import EMPTY, Alternatives, Items, NotFound, Placed, Placement, Runs
+from .placement import EMPTY, Items, NotFound, Placed, Placement, Runs
 from .spec import Declaration
 from .vocabulary import Vocabulary, check_ids, id_text, of_text_config, vocab_size
+
+Part: TypeAlias = Literal["prompt", "decoder_prompt"]
+"""What a spec may rewrite."""
+
+Prompt: TypeAlias = "str | Sequence[int]"
+"""A text, or token ids."""
+
+AllTaken: TypeAlias = Mapping[str, Taken]
+AllProcessed: TypeAlias = Mapping[str, Processed]
+"""The items of a request, and their processed fields, by modality."""
 
 CONFIGURED = 64
 """Plans cached for distinct `mm_processor_kwargs`."""
@@ -179,10 +189,7 @@ class Plan:
         return plan
 
     def rewrite(
-        self,
-        part: Literal["prompt", "decoder_prompt"],
-        prompt: list[int],
-        counts: Mapping[str, int] | None = None,
+        self, part: Part, prompt: list[int], counts: Mapping[str, int] = EMPTY
     ) -> list[int]:
         """A caller's prompt after `prompt` or `decoder_prompt` of the spec; unchanged where the
         spec declares neither. The ids of `ending_with` are not appended twice, for example to a
@@ -191,7 +198,7 @@ class Plan:
         Args:
             part: "prompt" or "decoder_prompt".
             prompt: token ids.
-            counts: number of items of the request by modality; None for no items.
+            counts: number of items of the request by modality.
 
         Raises:
             InputError: an id that the model does not have, or a prompt that the function of the
@@ -202,7 +209,7 @@ class Plan:
         where = f"{self.spec.name}.{part}"
         ends = isinstance(declared, EndingWith)
         with At(where, "a prompt that the spec can rewrite", InputError):
-            scope = replace(self._scope, prompt=prompt, counts=dict(counts or {}))
+            scope = replace(self._scope, prompt=prompt, counts=counts)
             literal = (declared.ids if ends else declared).lay(scope)
         if literal.num_embeds:
             raise SpecError(where, "literal ids, since placeholders belong to items", "embed()")
@@ -212,7 +219,7 @@ class Plan:
         has_end = prompt[max(0, len(prompt) - len(literal)) :] == literal.ids
         return prompt if has_end else [*prompt, *literal.ids]
 
-    def process(self, taken: Mapping[str, Taken]) -> dict[str, Processed]:
+    def process(self, taken: AllTaken) -> dict[str, Processed]:
         """The processed fields of canonical items, by modality; modalities without items are left
         out.
 
@@ -238,12 +245,12 @@ class Plan:
             else:
                 shared.setdefault(processing.hf.key, {})[modality] = own
         for items in shared.values():
-            outputs = outputs_of(items, self._dtype)
+            outputs = outputs_of(items)
             for modality, own in items.items():
                 done[modality.name] = modality.processing.finish(outputs, own)
         return done
 
-    def preview(self, prompt: str | Sequence[int], data: Mapping[str, object]) -> Preview:
+    def preview(self, prompt: Prompt, data: Mapping[str, object]) -> Preview:
         """Process a request and place its items, without vLLM.
 
         Args:
@@ -259,7 +266,7 @@ class Plan:
         fields = self.process(taken)
         return Preview(*self._placed(prompt, taken, fields), fields)
 
-    def expand(self, prompt: str | Sequence[int], data: Mapping[str, object]) -> list[int]:
+    def expand(self, prompt: Prompt, data: Mapping[str, object]) -> list[int]:
         """The ids of a prompt with the layouts of its items. Items are processed only where their
         layouts read processed fields.
 
@@ -267,12 +274,7 @@ class Plan:
         """
         return self._placed(prompt, self.take(data))[0]
 
-    def _placed(
-        self,
-        prompt: str | Sequence[int],
-        taken: Mapping[str, Taken],
-        fields: Mapping[str, Processed] = EMPTY,
-    ) -> Placed:
+    def _placed(self, prompt: Prompt, taken: AllTaken, fields: AllProcessed = EMPTY) -> Placed:
         ids, items = self.encode(prompt), self._alternatives(taken, fields)
         counts = {name: own.total for name, own in taken.items()}
         return self.place(self.rewrite("prompt", ids, counts), items)
@@ -319,7 +321,7 @@ class Plan:
         candidates = (written[: len(written) - len(end)], written)
         return next((own for own in candidates if self.expand(own, data) == ids), ids)
 
-    def encode(self, prompt: str | Sequence[int], **options: Any) -> list[int]:
+    def encode(self, prompt: Prompt, **options: Any) -> list[int]:
         """The ids of a caller's prompt, before anything is placed.
 
         Args:
@@ -358,13 +360,11 @@ class Plan:
                 taken[name] = own
         return taken
 
-    def _alternatives(
-        self, taken: Mapping[str, Taken], fields: Mapping[str, Processed] = EMPTY
-    ) -> dict[str, list[Alternatives]]:
+    def _alternatives(self, taken: AllTaken, fields: AllProcessed = EMPTY) -> Items:
         """The alternatives of each item, by modality. Without their fields, items are processed as
         far as their layouts need it."""
         return {
-            name: [one.alternatives for one in modality.layouts(own, fields.get(name))]
+            name: [*modality.layouts(own, fields.get(name))]
             for name, modality in self.modalities.items()
             if (own := taken.get(name))
         }
@@ -383,7 +383,7 @@ class Plan:
         """
         return [token for _, written in self._written(self.take(data)) for token in written]
 
-    def shortest_prompt(self, taken: Mapping[str, Taken]) -> list[int]:
+    def shortest_prompt(self, taken: AllTaken) -> list[int]:
         """The shortest prompt that takes some items: what `spell` writes for them, behind the
         prefix after which mmkit inserts some, unless `prompt` of the spec writes it.
 
@@ -396,7 +396,7 @@ class Plan:
             ids = [*prefix, *ids]
         return ids
 
-    def _written(self, taken: Mapping[str, Taken]) -> Iterator[tuple[Target, Target]]:
+    def _written(self, taken: AllTaken) -> Iterator[tuple[Target, Target]]:
         """The target of each item, and the ids that a caller writes for it."""
         return chain.from_iterable(
             self.modalities[name].written(own) for name, own in taken.items()

@@ -93,15 +93,12 @@ def _in_dtype(value: Any, dtype: torch.dtype | None) -> Any:
     return value.to(dtype) if is_cast else value
 
 
-def outputs_of(
-    items: Mapping[BoundModality, Taken], dtype: torch.dtype | None
-) -> Mapping[str, Any]:
+def outputs_of(items: Mapping[BoundModality, Taken]) -> Mapping[str, Any]:
     """The outputs of a Hugging Face processor, or an object called like one, for the items of the
     modalities that share it.
 
     Args:
         items: canonical items, by modality. All have one `HF.key`.
-        dtype: as for `Callee`.
 
     Raises:
         InputError: the processor raises, or the options of the request state a fixed argument.
@@ -125,7 +122,7 @@ def outputs_of(
     if callee.is_part:
         options = unscoped(options, [modality.item for modality in items])
     try:
-        return callee(inputs, options, dtype)
+        return callee(inputs, options, first.dtype)
     except Exception as error:
         got = f"{type(error).__name__}: {error}".rstrip(".")
         remedy = ""

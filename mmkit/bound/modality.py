@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -27,28 +28,24 @@ _STEPS = 1024
 """The steps in which the sizes of the largest item are fitted to the context."""
 
 
-class Layouts(NamedTuple):
-    """The layouts and targets of an item, for every index among those of its modality.
+@dataclass(frozen=True, eq=False)
+class Numbered(Alternatives):
+    """The alternatives of an item whose layout or targets depend on its position. They keep its
+    scope, and with it processed tensors, alive.
 
     Attributes:
-        alternatives: those of the item at the index of `scope`.
-        placeholders: those of its modality.
-        scope: that to evaluate them again at another index; None where the index does not matter:
-            a scope keeps processed tensors alive.
-        embeds: whether the item is precomputed embeddings.
+        scope: that of the item.
+        evaluate: the alternatives in another scope.
     """
 
-    alternatives: Alternatives
-    placeholders: Placeholders
-    scope: Scope | None
-    embeds: bool
+    scope: Scope
+    evaluate: Callable[[Scope], Alternatives]
 
     def at(self, index: int) -> Alternatives:
-        """The alternatives of the item at an index."""
-        if self.scope is None or self.scope.item.index == index:
-            return self.alternatives
+        if self.scope.item.index == index:
+            return self
         item = SimpleNamespace(**{**vars(self.scope.item), "index": index})
-        return self.placeholders.alternatives(replace(self.scope, item=item), embeds=self.embeds)
+        return self.evaluate(replace(self.scope, item=item))
 
 
 class _Facts(SimpleNamespace):
@@ -71,6 +68,7 @@ class BoundModality:
         where: names the modality in errors, for example ``robot.actions``.
         static: the scope without an item.
         options: the `mm_processor_kwargs` of its plan.
+        dtype: that of the floats of Hugging Face processors; None leaves them as they are.
         item: the item type.
         layout: the layout of raw items.
         embeds: the layout of precomputed embeddings; None where the spec takes none.
@@ -87,8 +85,6 @@ class BoundModality:
         adapted: what an adapter has derived from the modality.
 
     Args:
-        model: names the spec in errors.
-        dtype: that of the floats of Hugging Face processors; None leaves them as they are.
         vocab_size: number of ids of the language model.
         max_model_len: the longest context, into which the largest item has to fit; None for any.
 
@@ -106,8 +102,8 @@ class BoundModality:
         max_model_len: int | None,
     ) -> None:
         self.spec, self.name, self.model = spec, spec.name, model
-        self.where, self.options = f"{model}.{spec.name}", scope.kwargs
-        self._max_model_len = max_model_len
+        self.where = f"{model}.{spec.name}"
+        self.options, self.dtype, self._max_model_len = scope.kwargs, dtype, max_model_len
         self.static = replace(scope, kwargs=unscoped(scope.kwargs, [spec.item]))
         refusals = Refusals()
 
@@ -136,7 +132,7 @@ class BoundModality:
         self.item = item if hf else item.for_function()
         self.placeholders = Placeholders(self, vocab_size)
         self.intake = Intake(self, companions)
-        self.processing = Processing(self, fields, hf, dtype)
+        self.processing = Processing(self, fields, hf)
         self.fields = {name: field for name, field in fields.items() if not field.hidden}
         self.fields_and_embeds = dict(self.fields)
         if self.intake.takes_embeds:
@@ -152,7 +148,7 @@ class BoundModality:
         has_functions = any(leaf.root == "function" for leaf in spec.leaves())
         self._hides = spec.cacheable is True and has_functions
         self.adapted: dict[Any, Any] = {}
-        self._fixed: dict[bool, Layouts] = {}
+        self._fixed: dict[bool, Alternatives] = {}
         self._largest: dict[Any, tuple[Any, int]] = {}
 
     def at(self, part: str) -> At:
@@ -203,8 +199,8 @@ class BoundModality:
 
     def layouts(
         self, taken: Taken, fields: Processed | None = None, *, may_be_larger: bool = False
-    ) -> Iterator[Layouts]:
-        """The layouts of some items.
+    ) -> Iterator[Alternatives]:
+        """The layouts of some items, and the ways in which they may get into a prompt.
 
         Args:
             taken: the items.
@@ -223,14 +219,16 @@ class BoundModality:
         if varies and not (taken.are_largest or may_be_larger or placeholders.by_company):
             most = self.largest()[1]
         for index, (value, own) in enumerate(zip(taken.values, fields, strict=True)):
-            if (layouts := self._fixed.get(embeds)) is None:
+            if (alternatives := self._fixed.get(embeds)) is None:
                 scope = self.scope(value, index, own, taken.total)
-                alternatives = placeholders.alternatives(scope, embeds=embeds)
-                kept = scope if placeholders.depends_on_index else None
-                layouts = Layouts(alternatives, placeholders, kept, embeds)
-                if not varies:
-                    self._fixed[embeds] = layouts
-            rows = layouts.alternatives.placeholder.num_embeds
+                evaluate = partial(placeholders.alternatives, embeds=embeds)
+                alternatives = evaluate(scope)
+                if placeholders.depends_on_index:
+                    known = alternatives.placeholder, alternatives.ways
+                    alternatives = Numbered(*known, scope, evaluate)
+                elif not varies:
+                    self._fixed[embeds] = alternatives
+            rows = alternatives.placeholder.num_embeds
             if taken.are_largest and not placeholders.by_company:
                 self._largest.setdefault((), (value, rows))
             if embeds and rows != len(value.rows):
@@ -240,7 +238,7 @@ class BoundModality:
                 expected = f"at most {most} encoder row(s), as the stated largest item has"
                 remedy = "Send a smaller item, or state a larger `largest=` in the spec."
                 raise TooManyRows(f"{self.where}[{index}]", expected, str(rows), remedy)
-            yield layouts
+            yield alternatives
 
     def written(self, taken: Taken) -> list[tuple[Target, Target]]:
         """The target of each item, and the ids that a caller writes for it, by the first update.
@@ -249,7 +247,7 @@ class BoundModality:
         roots = {leaf.root for leaf in update.leaves()}
         if isinstance(update, AlreadyExpanded) or not roots.isdisjoint(("fields", "function")):
             layouts = self.layouts(taken, may_be_larger=True)
-            return [(own.ways[0].target, own.written[0]) for own, *_ in layouts]
+            return [(own.ways[0].target, own.written[0]) for own in layouts]
         scopes = [self.scope(v, i, None, taken.total) for i, v in enumerate(taken.values)]
         targets = map(update.resolve, scopes)
         return [(t, t if isinstance(update, Replace) else ()) for t in targets]

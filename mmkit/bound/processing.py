@@ -36,19 +36,12 @@ class Processing:
         fields: the bound fields, by name.
         from_facts: names of the derived fields that depend on the facts of an item alone.
         hf: the bound call of a Hugging Face processor; None where `process` is something else.
-        dtype: that of the floats of this processor; None leaves them as they are.
         shares_memory: whether a function of the spec returns memory that it writes to again, so
             that what it returns is copied.
     """
 
-    def __init__(
-        self,
-        modality: BoundModality,
-        fields: dict[str, Field],
-        hf: HF | None,
-        dtype: torch.dtype | None,
-    ) -> None:
-        self._modality, self.fields, self.hf, self.dtype = modality, fields, hf, dtype
+    def __init__(self, modality: BoundModality, fields: dict[str, Field], hf: HF | None) -> None:
+        self._modality, self.fields, self.hf = modality, fields, hf
         self._where, self._process = f"{modality.where}, process", modality.spec.process
         # derived fields may depend on processed ones, and the sizes of flat fields on both
         order = sorted(fields.items(), key=lambda f: (isinstance(f[1], Flat), f[1].is_derived))
@@ -143,7 +136,7 @@ class Processing:
     def _outputs(self, taken: Taken) -> Mapping[str, Any]:
         """What the Hugging Face processor or the function of the spec returns for some items."""
         if self.hf is not None:
-            return outputs_of({self._modality: taken}, self.dtype)
+            return outputs_of({self._modality: taken})
         raw = self._called(taken.values)
         return copy.deepcopy(raw) if self.shares_memory else raw
 

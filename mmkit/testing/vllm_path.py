@@ -25,10 +25,10 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItems
 from vllm.multimodal.processing import BaseMultiModalProcessor, InputProcessingContext
 from vllm.plugins import load_general_plugins as load_general_plugins
 
-from ..bound.modality import Layouts
 from ..bound.placeholders import rows_field
 from ..errors import MmkitError, VllmApiError
 from ..layout import Insert
+from ..placement import Alternatives
 from ..training.saving import TOKENIZER_FILES
 from ..vllm_api import compat
 from ..vllm_api.compat import ProcessorInputs, SenderCache, find
@@ -424,7 +424,7 @@ def _spelled(processor: Any, sequence: Any) -> list[int]:
 
 def _layouts(
     processor: CommonProcessor, name: str, values: list[Any], kwargs: Data
-) -> list[Layouts]:
+) -> list[Alternatives]:
     """The layouts of items of a modality, as a generated processor has them."""
     request = Request([], parsed(processor, {name: values}), {}, kwargs, None)
     counts = {key: len(own) for key, own in request.items.data.items()}
@@ -433,8 +433,7 @@ def _layouts(
     return [entry[1] for entry in entries.get(name, []) if entry is not None]
 
 
-def _own_piece(layouts: Layouts) -> Piece:
-    own = layouts.alternatives
+def _own_piece(own: Alternatives) -> Piece:
     update, target = own.ways[0]
     inserted = isinstance(update, Insert)
     targets = [list(written) for written in own.written if written]

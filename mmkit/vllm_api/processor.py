@@ -21,11 +21,11 @@ from vllm.multimodal.processing import BaseMultiModalProcessor
 
 from ..bound.calls import LazyProcessor
 from ..bound.intake import Taken
-from ..bound.modality import BoundModality, Layouts
+from ..bound.modality import BoundModality
 from ..bound.processing import Processed
 from ..errors import InputError
 from ..items import SCOPES
-from ..placement import Placement
+from ..placement import Alternatives, Placement
 from ..plan import Plan
 from ..spec import Declaration
 from .compat import RELEASES, TOUCHES, SenderCache, hasher_algorithm
@@ -34,7 +34,7 @@ from .hooks import refuse_dead
 from .info import DummyInputs, ProcessingInfo
 from .items import RequestItems, engine_input, kwargs_item, vllm_fields
 
-Entry: TypeAlias = tuple[MultiModalKwargsItem | None, Layouts]
+Entry: TypeAlias = tuple[MultiModalKwargsItem | None, Alternatives]
 """What vLLM's cache has of an item: its fields, None where the engine has them, and its layouts."""
 
 Timed: TypeAlias = Callable[[str], AbstractContextManager[Any]]
@@ -163,7 +163,8 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
             # options of the request may make more rows of an item than those of the server do
             layouts = modality.layouts(some[name], parts, may_be_larger=bool(request.kwargs))
             for i, fields, own in zip(missing[name], parts, layouts, strict=True):
-                entries[name][i] = self.item(modality, fields, own), own
+                rows = None if some[name].embeds else own.placeholder.num_embeds
+                entries[name][i] = self.item(modality, fields, rows), own
         return entries
 
     def _configured(self, kwargs: Mapping[str, object]) -> Plan:
@@ -196,12 +197,10 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
             raise
 
     def item(
-        self, modality: BoundModality, fields: Mapping[str, Any], layouts: Layouts
+        self, modality: BoundModality, fields: Mapping[str, Any], rows: int | None
     ) -> MultiModalKwargsItem:
-        """vLLM's form of the fields of an item."""
-        has_rows = self.sends_rows and not layouts.embeds
-        rows = layouts.alternatives.placeholder.num_embeds if has_rows else None
-        return kwargs_item(modality, fields, rows)
+        """vLLM's form of the fields of an item, raw with the number of its encoder rows."""
+        return kwargs_item(modality, fields, rows if self.sends_rows else None)
 
     def _exchanged(
         self,

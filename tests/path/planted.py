@@ -50,7 +50,7 @@ from mmkit import replace as replaces
 from mmkit.layout import Placeholder
 from mmkit.model.registration import get_mrope_input_positions
 from mmkit.model.sound import largest_magnitude
-from mmkit.placement import Placement
+from mmkit.placement import Alternatives, Placement
 from mmkit.testing import ImageSample, NotApplicable, Subject, VideoSample, Violation, check_law, of_spec
 from mmkit.vllm_api.items import EmbedItems, Parser
 from tests.oracles import SYSTEMS
@@ -410,7 +410,9 @@ def kwargs_missing_in_the_cache_key(inherited, request, uncached):
 
 
 def target_of_another_position(inherited, request, counts, entries):
-    kept = {name: [(item, one._replace(scope=None)) for item, one in own] for name, own in entries.items()}
+    kept = {
+        name: [(item, Alternatives(one.placeholder, one.ways)) for item, one in own] for name, own in entries.items()
+    }
     return inherited(request, counts, kept)
 
 
@@ -542,7 +544,7 @@ def targets_replaced_without_a_look(inherited, request, counts, entries):
             ids.append(token)
             continue
         _, layouts = entries["frames"][len(placed)]
-        placed.append(Placement("frames", len(placed), len(ids), layouts.alternatives.placeholder))
+        placed.append(Placement("frames", len(placed), len(ids), layouts.placeholder))
         ids += placed[-1].placeholder.ids
     if len(placed) != counts["frames"]:
         raise InputError("double.frames", "<frame> for each item", f"{len(placed)} of them")
