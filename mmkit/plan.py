@@ -98,7 +98,7 @@ class Plan:
             with refusals.collected():
                 modality.rehearse()
         refusals.refuse()
-        known_ids = {name: own.placeholders.embed_ids for name, own in self.modalities.items()}
+        known_ids = {name: own.embed_ids for name, own in self.modalities.items()}
         self.embed_ids = frozenset().union(*known_ids.values())
         self._owners = {
             token: [name for name, own in known_ids.items() if token in own]
@@ -106,7 +106,7 @@ class Plan:
         }
         self._check_embed_ids(tok)
         for modality in self.modalities.values():
-            modality.placeholders.guarded = self.embed_ids
+            modality.guarded = self.embed_ids
         known = Scope(cfg=config, tok=tok)
         self.outputs = {
             output.name: BoundOutput(output, spec.name, known, self.vocab_size, self.embed_ids)

@@ -133,7 +133,7 @@ class Intake:
                 raise InputError(f"{self.where}.{key}", f"{count} items", str(len(own)))
         beside = [{key: own[i] for key, own in parts.items()} for i in range(count)]
         if count > len(rows) == 1:
-            sizes = [*map(self._modality.placeholders.rows, beside)]
+            sizes = [*map(self._modality.placeholders_of_embeddings.rows, beside)]
             if sum(sizes) != len(rows[0]):
                 expected = f"{sum(sizes)} embedding row(s) for {count} items"
                 raise InputError(self.where, expected, str(len(rows[0])))
@@ -191,7 +191,7 @@ class Intake:
             return [] if rows is None else list(rows)
         parts = zip(*(fields[key] for key in self.companions), strict=True)
         beside = (dict(zip(self.companions, own, strict=True)) for own in parts)
-        return list(rows.split([*map(self._modality.placeholders.rows, beside)]))
+        return list(rows.split([*map(self._modality.placeholders_of_embeddings.rows, beside)]))
 
     def check_present(self, values: Sequence[Any], got: str) -> None:
         """Refuse None in place of an item.

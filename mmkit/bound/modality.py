@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +20,7 @@ from ..node import fold
 from ..placement import Alternatives
 from ..spec import Modality
 from .intake import Embedding, Intake, Taken
-from .placeholders import Placeholders, TooManyRows
+from .placeholders import Placeholders, PlaceholdersOfEmbeddings, TooManyRows
 from .processing import Processed, Processing
 
 _STEPS = 1024
@@ -70,8 +69,6 @@ class BoundModality:
         options: the `mm_processor_kwargs` of its plan.
         dtype: that of the floats of Hugging Face processors; None leaves them as they are.
         item: the item type.
-        layout: the layout of raw items.
-        embeds: the layout of precomputed embeddings; None where the spec takes none.
         updates: the alternatives of `update`.
         fields: the fields that the model receives for raw items.
         fields_and_embeds: these, and the field of precomputed embeddings, where the spec takes any.
@@ -80,6 +77,9 @@ class BoundModality:
         intake: turns a caller's data into canonical items.
         processing: turns canonical items into processed fields.
         placeholders: the layouts and targets of items.
+        placeholders_of_embeddings: those of precomputed embeddings.
+        embed_ids: the placeholder ids that are known without an item, or that items had so far.
+        guarded: those of the plan, to which no item adds any; None as long as they are not known.
         needs_hf: whether the layout or the targets need, or may need, the output of the Hugging
             Face processor.
         adapted: what an adapter has derived from the modality.
@@ -112,7 +112,7 @@ class BoundModality:
                 return fold(declared, self.static)
 
         item: ItemType = bound("item", spec.item)
-        self.layout: Layout = bound("layout", spec.layout)
+        layout: Layout = bound("layout", spec.layout)
         # an empty layout stands at offset 0, as vLLM's own
         updates = spec.update if spec.has_positions else [Insert(at="start")]
         self.updates: list[Update] = [bound("update", update) for update in updates]
@@ -120,9 +120,8 @@ class BoundModality:
             name: bound("fields", field) for name, field in spec.fields.items()
         }
         hf: HF | None = bound("process", spec.process if isinstance(spec.process, HF) else None)
-        self.embeds: Layout | None = self.layout
-        if spec.embeds_layout is not spec.layout:
-            self.embeds = bound("embeds", spec.embeds_layout)
+        own = spec.embeds_layout is spec.layout
+        of_embeds: Layout = layout if own else bound("embeds", spec.embeds_layout)
         companions: dict[str, Tensor] = bound("embeds", spec.companions())
         self.grid: Sequence[Any] = bound("positions", spec.positions or ())
         with refusals.collected(), self.at("limit"):
@@ -130,7 +129,12 @@ class BoundModality:
             self.limit = None if limit is None else whole(limit, spec.limit, "the most items")
         refusals.refuse()
         self.item = item if hf else item.for_function()
-        self.placeholders = Placeholders(self, vocab_size)
+        self.embed_ids: set[int] = set()
+        self.guarded: frozenset[int] | None = None
+        self.placeholders = Placeholders(self, layout, vocab_size)
+        self.placeholders_of_embeddings = self.placeholders
+        if spec.embeds:
+            self.placeholders_of_embeddings = PlaceholdersOfEmbeddings(self, of_embeds, vocab_size)
         self.intake = Intake(self, companions)
         self.processing = Processing(self, fields, hf)
         self.fields = {name: field for name, field in fields.items() if not field.hidden}
@@ -148,7 +152,6 @@ class BoundModality:
         has_functions = any(leaf.root == "function" for leaf in spec.leaves())
         self._hides = spec.cacheable is True and has_functions
         self.adapted: dict[Any, Any] = {}
-        self._fixed: dict[bool, Alternatives] = {}
         self._largest: dict[Any, tuple[Any, int]] = {}
 
     def at(self, part: str) -> At:
@@ -213,25 +216,26 @@ class BoundModality:
             TooManyRows: an item has more encoder rows than the spec's largest item, for which vLLM
                 reserves memory and plans its schedule.
         """
-        placeholders, embeds, most = self.placeholders, taken.embeds, None
-        fields = self.read(taken) if fields is None else fields
-        varies = placeholders.varies(embeds)
-        if varies and not (taken.are_largest or may_be_larger or placeholders.by_company):
+        placeholders, most = self.placeholders, None
+        if taken.embeds:
+            placeholders = self.placeholders_of_embeddings
+        may_be_larger |= taken.are_largest or placeholders.by_company
+        if placeholders.varies and not may_be_larger:
             most = self.largest()[1]
+        fields = self.read(taken) if fields is None else fields
         for index, (value, own) in enumerate(zip(taken.values, fields, strict=True)):
-            if (alternatives := self._fixed.get(embeds)) is None:
+            if (alternatives := placeholders.shared) is None:
                 scope = self.scope(value, index, own, taken.total)
-                evaluate = partial(placeholders.alternatives, embeds=embeds)
-                alternatives = evaluate(scope)
+                alternatives = placeholders.alternatives(scope)
                 if placeholders.depends_on_index:
-                    known = alternatives.placeholder, alternatives.ways
-                    alternatives = Numbered(*known, scope, evaluate)
-                elif not varies:
-                    self._fixed[embeds] = alternatives
+                    ways, evaluate = alternatives.ways, placeholders.alternatives
+                    alternatives = Numbered(alternatives.placeholder, ways, scope, evaluate)
+                elif not placeholders.varies:
+                    placeholders.shared = alternatives
             rows = alternatives.placeholder.num_embeds
             if taken.are_largest and not placeholders.by_company:
                 self._largest.setdefault((), (value, rows))
-            if embeds and rows != len(value.rows):
+            if taken.embeds and rows != len(value.rows):
                 expected = f"{rows} embedding row(s)"
                 raise InputError(f"{self.where}[{index}]", expected, str(len(value.rows)))
             if most is not None and rows > most:

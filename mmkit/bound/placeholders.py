@@ -15,7 +15,7 @@ import torch
 from ..errors import InputError, MmkitError, SpecError
 from ..expr import COUNT, INDEX, Expr, Leaf, Scope, evaluate, fields, plain
 from ..items.base import form
-from ..layout import Placeholder, Replace, Target, nothing, whole
+from ..layout import Layout, Placeholder, Replace, Target, whole
 from ..node import leaves
 from ..placement import Alternatives, Way
 from ..vocabulary import check_ids
@@ -36,90 +36,75 @@ _NUMBERED = 64
 
 
 class Placeholders:
-    """Evaluates layouts and targets, once per geometry of an item.
+    """Evaluates the layout of the raw items of a modality, and their targets, once per geometry.
 
     Attributes:
+        layout: the bound layout.
         fields: names of the processed fields that the layout or the targets read; None where a
             function may read any.
+        varies: whether items differ in their layouts or targets.
         depends_on_index: whether an item's layout or target depends on its position among the
             items.
         by_company: whether a layout or a target depends, by declaration, on an item's position or
             on the number of items.
-        fixed_rows: the encoder rows of every raw item; None where they vary.
+        fixed_rows: the encoder rows of every item; None where they vary.
         has_own_rows: whether they vary, and the model may compare them.
-        embed_ids: the placeholder ids that are known without an item, or that items had so far.
-        guarded: those of the plan, to which no item adds any; None as long as they are not known.
+        shared: the alternatives of every item, once they are known; None where they vary.
     """
 
-    def __init__(self, modality: BoundModality, vocab_size: int) -> None:
-        self._modality, self._where = modality, modality.where
-        self._vocab_size = vocab_size
-        layouts = {False: modality.layout, True: modality.embeds or nothing}
-        for part in (part for layout in layouts.values() for part in layout.varying()):
-            where, expected = f"{self._where}, layout", "placeholder ids that no item chooses"
+    def __init__(self, modality: BoundModality, layout: Layout, vocab_size: int) -> None:
+        self._modality, self.layout, self._vocab_size = modality, layout, vocab_size
+        where = f"{modality.where}, layout"
+        for part in layout.varying():
+            expected = "placeholder ids that no item chooses"
             remedy = "Choose among embed() of several ids by where(): prompts are guarded by ids."
             raise SpecError(where, expected, repr(part), remedy)
-        targets = frozenset().union(*(update.leaves() for update in modality.updates))
-        known = {embeds: layout.leaves() | targets for embeds, layout in layouts.items()}
-        read, grid = known[False] | known[True], leaves(modality.grid)
-        # what tells one geometry from another, for raw items and for embeddings
-        self._told_by = {embeds: _telling(own | grid) for embeds, own in known.items()}
+        for fixed in layout.fixed():
+            check_ids(fixed.ids, vocab_size, where)
+            modality.embed_ids |= fixed.embed_ids
+        own, grid = layout.leaves(), leaves(modality.grid)
+        read = own.union(*(update.leaves() for update in modality.updates))
+        # what tells one geometry from another
+        self._told_by = _telling(read | grid)
         self._read_by_grid = _fields_read(grid)
         self._opaque = any(leaf.root == "function" for leaf in read)  # it may read anything
         names = _fields_read(read)
         self.fields = None if self._opaque or None in names else names
+        self.varies = self._opaque or bool(self._told_by)
         self.depends_on_index = self._opaque or INDEX in read
         self.by_company = not read.isdisjoint((INDEX, COUNT))
-        own = modality.layout.leaves()
         # those of a function may change while the item is cached
         may_change = any(leaf in (INDEX, COUNT) or leaf.root == "function" for leaf in own)
         self.has_own_rows = bool(own) and not may_change
-        self.fixed_rows = None if own else modality.layout.lay(modality.static).num_embeds
-        self.embed_ids: set[int] = set()
-        for fixed in (part for layout in layouts.values() for part in layout.fixed()):
-            check_ids(fixed.ids, vocab_size, f"{self._where}, layout")
-            self.embed_ids |= fixed.embed_ids
-        self.guarded: frozenset[int] | None = None
+        self.fixed_rows = None if own else layout.lay(modality.static).num_embeds
+        self.shared: Alternatives | None = None
         self._memo = Memo(_LAYOUT_IDS, lambda known: len(known.placeholder) + _KEYS)
 
-    def varies(self, embeds: bool) -> bool:
-        """Whether items, or precomputed embeddings, differ in their layouts or targets."""
-        return self._opaque or bool(self._told_by[embeds])
-
-    def alternatives(self, scope: Scope, *, embeds: bool = False) -> Alternatives:
-        """The alternatives of one item, in order of preference.
+    def alternatives(self, scope: Scope) -> Alternatives:
+        """The layout of one item, and the ways in which it may get into a prompt.
 
         Raises:
             SpecError: an id outside the vocabulary, or declared positions that do not fit.
-            InputError: an item without any embed() position; any mistake with precomputed
-                embeddings, whose fields come from the caller.
+            InputError: an item without any embed() position.
         """
         # positions may read fields that the layout does not need, and that are not computed yet
         is_whole = self._read_by_grid.issubset(scope.fields or ())
-        try:
-            if self._opaque:
-                return self._evaluate(scope, embeds, is_whole)
-            key = (embeds, is_whole, *[_geometry(part, scope) for part in self._told_by[embeds]])
-            return self._memo.get(key, lambda: self._evaluate(scope, embeds, is_whole))
-        except SpecError as error:
-            if not embeds:
-                raise
-            got = str(error).rstrip(".")
-            raise InputError(self._where, "embeddings that can be placed", got) from error
+        if self._opaque:
+            return self._evaluate(scope, is_whole)
+        key = (is_whole, *[_geometry(part, scope) for part in self._told_by])
+        return self._memo.get(key, lambda: self._evaluate(scope, is_whole))
 
-    def _evaluate(self, scope: Scope, embeds: bool, is_whole: bool) -> Alternatives:
+    def _evaluate(self, scope: Scope, is_whole: bool) -> Alternatives:
         modality = self._modality
-        layout = modality.embeds if embeds else modality.layout
-        assert layout is not None
         with (at := modality.at("layout")):
-            placeholder = layout.lay(scope)
+            placeholder = self.layout.lay(scope)
         if modality.spec.has_positions and not placeholder.num_embeds:
             got = f"{len(placeholder)} literal ids"
             raise InputError(at.where, "at least one embed() position per item", got)
         check_ids(placeholder.ids, self._vocab_size, at.where)
-        if self.guarded is None:
-            self.embed_ids |= placeholder.embed_ids
-        elif more := placeholder.embed_ids - self.guarded:
+        if modality.guarded is None:
+            modality.embed_ids |= placeholder.embed_ids
+        elif more := placeholder.embed_ids - modality.guarded:
             expected = "embed() of ids that the largest or the smallest item has, too"
             remedy = "State the layout as an expression: no prompt is guarded against other ids."
             raise SpecError(at.where, expected, repr(sorted(more)), remedy)
@@ -162,9 +147,9 @@ class Placeholders:
         return len(target) == 1 if tok is None else not tok.special.isdisjoint(target)
 
     def rows(self, fields: Mapping[str, Any]) -> int:
-        """Encoder rows of precomputed embeddings by the fields that come with them."""
+        """Encoder rows of an item by its fields alone."""
         scope = self._modality.scope(SimpleNamespace(), 0, fields)
-        return self.alternatives(scope, embeds=True).placeholder.num_embeds
+        return self.alternatives(scope).placeholder.num_embeds
 
     def grids(self, fields: Mapping[str, Any], mask: Any) -> list[tuple[int, Any]]:
         """The M-RoPE positions of the encoder rows of an item.
@@ -204,6 +189,22 @@ class Placeholders:
                 expected = f"embed() positions for a grid of {(t, h, w)}"
                 raise SpecError("layout", expected, f"runs of {lengths}")
         return [t, h, w, *values[3:]]
+
+
+class PlaceholdersOfEmbeddings(Placeholders):
+    """The same for precomputed embeddings, whose fields come from the caller."""
+
+    def alternatives(self, scope: Scope) -> Alternatives:
+        """As for raw items.
+
+        Raises:
+            InputError: any mistake.
+        """
+        try:
+            return super().alternatives(scope)
+        except SpecError as error:
+            where, got = self._modality.where, str(error).rstrip(".")
+            raise InputError(where, "embeddings that can be placed", got) from error
 
 
 def rows_field(modality: str) -> str:

@@ -140,7 +140,7 @@ def _source(part: Any) -> str:
 
 def _layout(bound: BoundModality) -> str:
     """A bound layout: its ids, or its formula where they depend on the item."""
-    layout = bound.layout
+    layout = bound.placeholders.layout
     return " ".join(folded(map(str, layout.ids))) if isinstance(layout, Fixed) else repr(layout)
 
 

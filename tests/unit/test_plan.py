@@ -59,9 +59,10 @@ NUMBERED = replace(tok["<|image_{}|>", item.index + 1])
 # -- what a bound modality tells ---------------------------------------------------------------------------------------
 
 
-def ids(own, value=ONE, index=0, fields=None, **options):
+def ids(own, value=ONE, index=0, fields=None, embeds=False):
     """The layout of an item, which may be given by its facts."""
-    return own.placeholders.alternatives(own.scope(value, index, fields), **options).placeholder.ids
+    placeholders = own.placeholders_of_embeddings if embeds else own.placeholders
+    return placeholders.alternatives(own.scope(value, index, fields)).placeholder.ids
 
 
 def target_of(own, index):
@@ -82,7 +83,7 @@ def targets(own):
 
 def guarded(own):
     """The placeholder ids of the plan."""
-    return own.placeholders.guarded
+    return own.guarded
 
 
 def facts(**known):
@@ -115,12 +116,13 @@ AREA = dict(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item
         (dict(layout=lambda s: embed(5)), lambda own: ids(own) is ids(own), False),
         (dict(layout=embed(5) * item.length), lambda own: ids(own) is ids(own, index=1), True),
         (dict(layout=lambda s: embed(5)),
-         lambda own: (own.placeholders.depends_on_index, own.placeholders.has_own_rows, own.placeholders.varies(False)),
+         lambda own: (own.placeholders.depends_on_index, own.placeholders.has_own_rows, own.placeholders.varies),
          (True, False, True)),
         (dict(layout=lambda s: embed(5) * s.item.index + embed(5)), lambda own: len(ids(own, index=2)), 3),
         (dict(embeds=embed(6) * item.rows),
-         lambda own: [(own.placeholders.varies(sent), ids(own, facts(rows=3), embeds=sent)) for sent in (True, False)],
-         [(True, [6, 6, 6]), (False, [5])]),
+         lambda own: (own.placeholders_of_embeddings.varies, own.placeholders.varies), (True, False)),
+        (dict(embeds=embed(6) * item.rows),
+         lambda own: [ids(own, facts(rows=3), embeds=sent) for sent in (True, False)], [[6, 6, 6], [5]]),
         (dict(embeds=True), lambda own: ids(own, facts(rows=3), embeds=True), [5]),
         (dict(item=FOUR, layout=where(item.length > 3, embed(5), embed(6))), guarded, {5, 6}),
         (dict(item=FOUR, layout=lambda s: embed(5 + s.item.length // 2)), guarded, {5, 7}),
@@ -132,9 +134,9 @@ AREA = dict(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item
         (dict(layout=PROCESSED * fields.x[1], process=hf()),
          lambda own: [len(ids(own, fields=grid)) for grid in GRIDS], [6, 8]),
         (dict(layout=embed(5) * fields.n, fields=BESIDE, embeds=True, process=hf()),
-         lambda own: own.placeholders.rows({"n": torch.tensor(4)}), 4),
+         lambda own: own.placeholders_of_embeddings.rows({"n": torch.tensor(4)}), 4),
         (dict(OTHERS, layout=embed(5) * (fields.n + fields.k[0]), embeds=embed(5) * (fields.k[0] + fields.x)),
-         lambda own: own.placeholders.fields, {"n", "k", "x"}),
+         lambda own: [own.placeholders.fields, own.placeholders_of_embeddings.fields], [{"n", "k"}, {"k", "x"}]),
         (dict(OTHERS, layout=READS), lambda own: own.placeholders.has_own_rows, True),
         (dict(layout=embed(5) * item.length), lambda own: own.placeholders.has_own_rows, True),
         (dict(layout=embed(5) * (item.index + 1)), lambda own: own.placeholders.has_own_rows, False),
