@@ -41,10 +41,11 @@ class Numbered(Alternatives):
     evaluate: Callable[[Scope], Alternatives]
 
     def at(self, index: int) -> Alternatives:
-        if self.scope.item.index == index:
-            return self
-        item = SimpleNamespace(**{**vars(self.scope.item), "index": index})
-        return self.evaluate(replace(self.scope, item=item))
+        scope = self.scope
+        if scope.item.index != index:
+            item = SimpleNamespace(**{**vars(scope.item), "index": index})
+            scope = replace(scope, item=item)
+        return self.evaluate(scope)  # which items of one geometry share
 
 
 class _Facts(SimpleNamespace):
