@@ -307,11 +307,9 @@ class _Search:
         known: dict[str, int] = {}
         while waiting:
             nearest = [self._nearest(*item, reading, cursor, known) for item in waiting.items()]
-            match = nearest[0]
-            if len(nearest) > 1:
-                match = min(nearest, key=_begin)  # the first of equals
-                if match.stands:
-                    self._check_alone(match, nearest)
+            match = min(nearest, key=_begin)  # the first of equals
+            if match.stands and len(nearest) > 1:
+                self._check_alone([one for one in nearest if one.begin == match.begin])
             yield match
             cursor, modality = match.end, match.modality
             waiting[modality] += 1
@@ -336,14 +334,14 @@ class _Search:
         end = begin + len(nearest.text)
         return _Match(begin, end, nearest.is_layout, modality, index)
 
-    def _check_alone(self, match: _Match, nearest: Sequence[_Match]) -> None:
+    def _check_alone(self, here: Sequence[_Match]) -> None:
         """Refuse a layout that may be that of an item of another modality."""
-        for other in nearest:
-            if other is not match and other.stands and other.begin == match.begin:
-                where = f"{self.where}.{match.modality}, {self.where}.{other.modality}"
-                got = "placeholder ids that are those of an item of either"
-                remedy = "Send the prompt before it is expanded, or no item of the other."
-                raise InputError(where, "a prompt that tells their items apart", got, remedy)
+        standing = [f"{self.where}.{one.modality}" for one in here if one.stands]
+        if len(standing) > 1:
+            got = "placeholder ids that are those of an item of either"
+            remedy = "Send the prompt before it is expanded, or no item of the other."
+            where, expected = ", ".join(standing[:2]), "a prompt that tells their items apart"
+            raise InputError(where, expected, got, remedy)
 
     def _check_leftovers(self, rest: list[str]) -> None:
         known: dict[str, Collection[Target]] = {

@@ -98,12 +98,11 @@ class Plan:
             with refusals.collected():
                 modality.rehearse()
         refusals.refuse()
-        known_ids = {name: own.embed_ids for name, own in self.modalities.items()}
-        self.embed_ids = frozenset().union(*known_ids.values())
-        self._owners = {
-            token: [name for name, own in known_ids.items() if token in own]
-            for token in sorted(self.embed_ids)
-        }
+        self._owners: dict[int, list[str]] = {}
+        for modality in self.modalities.values():
+            for token in sorted(modality.embed_ids):
+                self._owners.setdefault(token, []).append(modality.name)
+        self.embed_ids = frozenset(self._owners)
         self._check_embed_ids(tok)
         for modality in self.modalities.values():
             modality.guarded = self.embed_ids
@@ -126,11 +125,9 @@ class Plan:
                     options = self._dtype, self.vocab_size, self._max_model_len
                     self.modalities[m.name] = BoundModality(m, name, scope, *options)
         prompt = Fixed((0,), b"\0") if self._is_raw else self.spec.prompt
-        self._prompts: dict[str, Any] = {
-            "prompt": prompt,
-            "decoder_prompt": self.spec.decoder_prompt,
-        }
-        for part, declared in self._prompts.items():
+        self._prompts: dict[Part, Any] = {}
+        parts: dict[Part, Any] = {"prompt": prompt, "decoder_prompt": self.spec.decoder_prompt}
+        for part, declared in parts.items():
             with refusals.collected(), At(f"{name}.{part}"):
                 self._prompts[part] = fold(declared, scope)
         with refusals.collected():

@@ -2,6 +2,8 @@
 
 - `intake`: what a caller sends, as canonical items;
 - `processing`: canonical items to processed fields;
+- `calls`: calls of the Hugging Face processor that some modalities share;
 - `placeholders`: what an item becomes in the prompt, evaluated once per geometry and cached;
-- `modality`: the modality as a whole.
+- `modality`: the modality as a whole;
+- `output`: what the model may say, as arrays.
 """

@@ -294,12 +294,12 @@ class BoundModality:
             value, placeholder = self._largest_of(item)
             most = self._max_model_len
             if most is not None and len(placeholder) > most and not self.needs_hf:
+
+                def length(step: int) -> int:
+                    return len(self._largest_of(item, step / _STEPS)[1])
+
                 # of smaller sizes in equal parts
-                fitting = bisect_right(
-                    range(1, _STEPS),
-                    most,
-                    key=lambda step: len(self._largest_of(item, step / _STEPS)[1]),
-                )
+                fitting = bisect_right(range(1, _STEPS), most, key=length)
                 value, placeholder = self._largest_of(item, fitting / _STEPS)
             self._largest[key] = value, placeholder.num_embeds
         return self._largest[key]

@@ -52,11 +52,10 @@ class BoundOutput:
         self.allowed = [i if isinstance(i, range) else range(i, i + 1) for i in positions]
         check_ids([ids[-1] for ids in self.allowed], vocab_size, at.where)
         distinct = set(self.allowed)
-        for ids in distinct:
-            if taken := sorted(token for token in reserved if token in ids):
-                expected, got = "ids that may be sampled", f"the placeholder id {taken[0]}"
-                remedy = "End the range before it, or begin behind it."
-                raise SpecError(at.where, expected, got, remedy)
+        if taken := [token for token in reserved if any(token in ids for ids in distinct)]:
+            expected, got = "ids that may be sampled", f"the placeholder id {min(taken)}"
+            remedy = "End the range before it, or begin behind it."
+            raise SpecError(at.where, expected, got, remedy)
         self.common = self.allowed[0] if len(distinct) == 1 else None
         others = vocab_size - len(self.common or ())
         self.allows_all = others == sum(token < vocab_size for token in reserved)
