@@ -1,9 +1,7 @@
 """What mmkit costs before the first request: ``python -m benchmarks.startup --help``.
 
-Import times are those of new processes, in turns, that have imported torch and numpy before. What
-torch makes may leave a full collection due: the next import of any size then waits until the
-collector has looked at all of it. So mmkit's is measured with that done before, and right after
-torch.
+Import times are those of new processes that have imported torch and numpy before. What torch makes
+may leave a full collection due, for which the next import of any size waits; so it is done first.
 """
 
 from __future__ import annotations
@@ -11,45 +9,38 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from . import measure
 
-IMPORTS = {
-    "mmkit": ("gc.collect()", "mmkit"),
-    "mmkit, right after torch": ("pass", "mmkit"),
-}
-"""What is done before the clock starts, and what is imported then."""
+IMPORT = """\
+import gc, numpy, time, torch
+gc.collect()
+start = time.perf_counter()
+import mmkit
+print(time.perf_counter() - start)
+"""
 
 
 def main(
     rounds: Annotated[int, typer.Option(min=3, help="Processes of each kind, in turns.")] = 15,
 ) -> None:
     """Import time, and the time in which classes are generated."""
-    clock = "time.perf_counter()"
-    code = (
-        f"import gc, numpy, time, torch; {{}}; start = {clock}; import {{}}; print({clock} - start)"
-    )
-    taken: dict[str, list[float]] = {name: [] for name in IMPORTS}
+    milliseconds = {"importing mmkit": []}
     for _ in measure.progress(range(rounds), "imports"):
-        for name, (before, module) in IMPORTS.items():
-            command = [sys.executable, "-c", code.format(before, module)]
-            finished = subprocess.run(command, capture_output=True, text=True, check=True)
-            taken[name].append(float(finished.stdout) * 1000)
-    report: dict[str, Any] = {
-        "rounds": rounds,
-        "import_ms": {name: spread(values) for name, values in taken.items()},
-    }
-    report["classes_ms"] = {name: spread(values) for name, values in classes(rounds).items()}
-    rows = [(f"importing {name}", ms) for name, ms in report["import_ms"].items()]
-    rows += [(f"the classes of {name}", ms) for name, ms in report["classes_ms"].items()]
+        command = [sys.executable, "-c", IMPORT]
+        finished = subprocess.run(command, capture_output=True, text=True, check=True)
+        milliseconds["importing mmkit"].append(float(finished.stdout) * 1000)
+    for name, values in classes(rounds).items():
+        milliseconds[f"the classes of {name}"] = values
+    spreads = {what: spread(values) for what, values in milliseconds.items()}
     cells = [
         [what, f"{ms['median']:.1f} ms", f"{ms['least']:.1f} to {ms['most']:.1f} ms"]
-        for what, ms in rows
+        for what, ms in spreads.items()
     ]
-    measure.store("startup", report, ["", "median", "from, to"], cells)
+    measure.store("startup", {"rounds": rounds, "ms": spreads}, ["", "median", "from, to"], cells)
 
 
 def spread(values: list[float]) -> dict[str, float]:

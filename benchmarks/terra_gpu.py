@@ -2,8 +2,9 @@
 
 2.04 B parameters, bfloat16, random weights, whole rollouts: 3 frames of context, then 22 frames of
 576 tokens, one action each. The Hugging Face reference with its KV cache, vLLM without and with
-CUDA graphs, each in a process of its own, which gives all its memory back. `--tiny` runs the same
-with a model of a few thousand parameters on whatever device there is, to see that the script works.
+CUDA graphs, each in a process of its own, which gives all its memory back. `--part` runs some of
+the three, `--tiny` the same with a model of a few thousand parameters on whatever device there is,
+to see that the script works.
 
 The bound is what the memory's bandwidth allows: to make one token for each stream, a step reads
 every weight but the embedding table, and the keys and values of every position so far,
@@ -18,6 +19,8 @@ so a frame cannot take less than the sum of its steps' bytes by the bandwidth, t
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -31,7 +34,7 @@ from . import measure
 
 CONTEXT = 3
 PARTS = ("hf", "eager", "graphs")
-COLUMNS = ["part", "streams", "frames/s", "ms per step", "of the bound", "prefix cache"]
+COLUMNS = ["part", "streams", "frames/s", "ms per step", "of the bound"]
 TINY = {
     "vocab_size": 65,
     "hidden_size": 64,
@@ -53,23 +56,26 @@ def main(
         list[int] | None, typer.Option(help="Videos at once; may be given several times.")
     ] = None,
     frames: Annotated[int, typer.Option(min=2, max=22, help="Frames of each rollout.")] = 22,
+    part: Annotated[list[str] | None, typer.Option(help="hf, eager or graphs; several.")] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="A tiny model, on any device.")] = False,
-    part: Annotated[str | None, typer.Option(hidden=True)] = None,
+    in_process: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Frames per second of Terra, and which fraction of the bandwidth's bound they are."""
-    counts = streams or [1, 8, 64]
-    if part is not None:
-        tell(run(part, counts[0], frames, tiny))
+    counts, parts = streams or [1, 8, 64], part or list(PARTS)
+    if in_process:
+        for row in run(parts[0], counts, frames, tiny):
+            tell(row)
         return
+    words = [f"--streams={count}" for count in counts]
+    words += [f"--frames={frames}", "--in-process", *["--tiny"] * tiny]
     rows = []
     with TemporaryDirectory() as folder:
-        for kind, count in measure.progress([(k, n) for k in PARTS for n in counts], "parts"):
-            words = ["--part", kind, "--streams", str(count), "--frames", str(frames)]
+        for name in measure.progress(parts, "parts"):
             log = Path(folder, "log")
-            command = ("benchmarks.terra_gpu", *words, *["--tiny"] * tiny)
+            command = ("benchmarks.terra_gpu", f"--part={name}", *words)
             outcome, ended = told(*command, log=log, seconds=3600, variables={})
-            if not outcome:
-                raise SystemExit(f"{kind}, {count} streams: {ended}\n{log.read_text()[-2000:]}")
+            if len(outcome) < len(counts):
+                raise SystemExit(f"{name}: {ended}\n{log.read_text()[-8000:]}")
             rows += outcome
     table = [[row["part"], str(row["streams"]), *shown(row)] for row in rows]
     name = "terra_gpu_tiny" if tiny else "terra_gpu"
@@ -78,35 +84,32 @@ def main(
 
 def shown(row: dict[str, Any]) -> list[str]:
     speed = f"{row['frames_per_second']:.2f}", f"{row['ms_per_step']:.2f}"
-    return [*speed, f"{row['of_bound']:.0%}", f"{row['cached']:.1%}"]
+    return [*speed, f"{row['of_bound']:.0%}"]
 
 
 # -- in the processes ------------------------------------------------------------------------------
 
 
-def run(kind: str, streams: int, frames: int, tiny: bool) -> dict[str, Any]:
-    """One part: the first rollout warms up, the second is measured, with other frames and
-    actions."""
+def run(part: str, counts: list[int], frames: int, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Rows of one part. For each count of streams, the first rollout warms up; the second is
+    measured, with other frames and actions."""
     cfg = config(tiny)
-    rollout = reference(cfg) if kind == "hf" else engine(cfg, kind, streams)
-    for _ in rollout(*drawn(cfg, streams, seed=0), 2):
-        pass
-    measured = list(rollout(*drawn(cfg, streams, seed=1), frames))
-    seconds = sum(taken for taken, _, _ in measured)
-    # the first frame of a rollout finds nothing in the cache, by intention
-    hits, lengths = (sum(row[i] for row in measured[1:]) for i in (1, 2))
-    bandwidth = copying_bandwidth()
     model = built(cfg, "meta")
-    least = sum(frame_bytes(model, streams, CONTEXT + number) for number in range(frames))
-    return {
-        "part": kind,
-        "streams": streams,
-        "frames_per_second": streams * frames / seconds,
-        "ms_per_step": 1000 * seconds / frames / cfg.num_image_patches,
-        "of_bound": least / bandwidth / seconds,
-        "bandwidth_gb_s": bandwidth / 1e9,
-        "cached": hits / max(lengths, 1),
-    }
+    with reference(cfg) if part == "hf" else engine(cfg, part, max(counts)) as rollout:
+        bandwidth = copying_bandwidth()
+        for streams in counts:
+            for _ in rollout(*drawn(cfg, streams, seed=0), 2):
+                pass
+            seconds = sum(rollout(*drawn(cfg, streams, seed=1), frames))
+            least = sum(frame_bytes(model, streams, CONTEXT + number) for number in range(frames))
+            yield {
+                "part": part,
+                "streams": streams,
+                "frames_per_second": streams * frames / seconds,
+                "ms_per_step": 1000 * seconds / frames / cfg.num_image_patches,
+                "of_bound": least / bandwidth / seconds,
+                "bandwidth_gb_s": bandwidth / 1e9,
+            }
 
 
 def config(tiny: bool) -> Any:
@@ -126,25 +129,30 @@ def drawn(cfg: Any, streams: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return context, random.normal(size=shape).astype(np.float32)
 
 
-def engine(cfg: Any, kind: str, streams: int) -> Any:
-    """Rollouts in vLLM: seconds, cached and all tokens of the prompts, frame by frame."""
+@contextmanager
+def engine(cfg: Any, part: str, streams: int) -> Iterator[Any]:
+    """Rollouts in vLLM: the seconds of each frame."""
     from examples.terra import register
     from examples.terra.rollout import VllmTerra
 
     register()
-    options = {"load_format": "dummy", "max_num_seqs": max(streams, 2)}
+    options: dict[str, Any] = {"load_format": "dummy", "max_num_seqs": max(streams, 2)}
     with TemporaryDirectory() as folder:
         cfg.save_pretrained(folder)
-        terra = VllmTerra(folder, enforce_eager=kind == "eager", **options)
+        terra = VllmTerra(folder, enforce_eager=part == "eager", **options)
 
     def rollout(context: np.ndarray, actions: np.ndarray, frames: int) -> Any:
         for step in terra.rollout(context, actions, frames):
-            yield step.seconds, step.cached_tokens, step.prompt_tokens
+            yield step.seconds
 
-    return rollout
+    try:
+        yield rollout
+    finally:  # on a GPU, a process whose engine runs does not end
+        terra.llm.llm_engine.engine_core.shutdown()
 
 
-def reference(cfg: Any) -> Any:
+@contextmanager
+def reference(cfg: Any) -> Iterator[Any]:
     """Rollouts in the Hugging Face reference, which keeps its KV cache."""
     import torch
 
@@ -155,10 +163,10 @@ def reference(cfg: Any) -> Any:
         steps, start = model.rollout(*given, frames), time.perf_counter()
         for frame in steps:
             frame.cpu()  # waits for the device
-            yield time.perf_counter() - start, 0, 0
+            yield time.perf_counter() - start
             start = time.perf_counter()
 
-    return rollout
+    yield rollout
 
 
 def built(cfg: Any, device: str) -> Any:

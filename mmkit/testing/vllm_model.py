@@ -66,18 +66,25 @@ def hidden_size(processor: Any) -> int:
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def batches(items: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
+def device_of(model: Any) -> torch.device:
+    """Where the weights of a model are."""
+    return next(model.parameters()).device  # type: ignore[no-any-return]
+
+
+def batches(items: Sequence[Any], device: Any = "cpu") -> Iterator[Mapping[str, Any]]:
     """The arguments of the calls of a model with items of one modality, in their order."""
     if hasattr(utils, "group_and_batch_mm_items"):
-        yield from (kwargs for _, kwargs in utils.group_and_batch_mm_items(list(items)))
+        groups = utils.group_and_batch_mm_items(list(items), device=device)
+        yield from (kwargs for _, kwargs in groups)
     else:  # up to 0.15
-        yield MultiModalKwargsItems.from_seq(list(items)).get_data()
+        yield MultiModalKwargsItems.from_seq(list(items)).get_data(device=device)
 
 
 def rows(model: Any, items: Sequence[Any]) -> list[torch.Tensor]:
-    """Encoder rows of items of one modality (vLLM's kwargs items), in their order."""
+    """Encoder rows of items of one modality (vLLM's kwargs items), in their order, on the CPU."""
+    groups = batches(items, device_of(model))
     with torch.inference_mode():
-        return [row for kwargs in batches(items) for row in model.embed_multimodal(**kwargs)]
+        return [row.cpu() for kwargs in groups for row in model.embed_multimodal(**kwargs)]
 
 
 def filled(item: Any, value: float) -> Any:
@@ -93,9 +100,11 @@ def filled(item: Any, value: float) -> Any:
 
 def merged(model: Any, rows: Sequence[torch.Tensor]) -> torch.Tensor:
     """The input of the language model at the positions of these rows."""
-    ids = torch.zeros(sum(map(len, rows)), dtype=torch.long)
+    device = device_of(model)
+    ids = torch.zeros(sum(map(len, rows)), dtype=torch.long, device=device)
+    own = [row.to(device) for row in rows]
     with torch.inference_mode():
-        return model.embed_input_ids(ids, list(rows), is_multimodal=ids == 0)  # type: ignore[no-any-return]
+        return model.embed_input_ids(ids, own, is_multimodal=ids == 0)  # type: ignore[no-any-return]
 
 
 # -- embeddings ------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from ..differences import brief, near
 from ..law import Case, NotApplicable, Refused, law
 from ..strategies import Request
 from ..subject import Subject
-from ..vllm_model import embeddings, filled, hidden_size, merged, rows
+from ..vllm_model import device_of, embeddings, filled, hidden_size, merged, rows
 from ..vllm_path import Outcome, run
 
 
@@ -48,12 +48,12 @@ def safety(case: Case) -> None:
     placeholders = sorted(subject.plan.embed_ids) if subject.plan else []
     wrong = [*placeholders, -1, subject.vocabulary_size, 2**31 - 1]
     with torch.inference_mode():
-        entering = case.attempt(model.embed_input_ids, torch.tensor(wrong))
+        entering = case.attempt(model.embed_input_ids, torch.tensor(wrong, device=device_of(model)))
         if isinstance(entering, Refused):
             case.fail(f"ids {wrong} in a prompt: {entering}")
         if not torch.isfinite(entering).all():
             case.fail(f"ids {wrong} are embedded as NaN or infinities")
-        logits = model.compute_logits(torch.zeros(1, entering.shape[-1], dtype=entering.dtype))
+        logits = model.compute_logits(torch.zeros_like(entering[:1]))
     if logits is None:
         return
     sampled = [token for token in placeholders if logits[0, token] != float("-inf")]
