@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import InputError
-from ..expr import evaluate
 from ..items import unscoped
 from ..node import mapped
 
@@ -106,15 +105,14 @@ def outputs_of(items: Mapping[BoundModality, Taken]) -> Mapping[str, Any]:
         SpecError: there is no processor, or it does not have a fixed argument.
     """
     first, where = next(iter(items)), ", ".join(modality.where for modality in items)
-    hf, callee, options = first.processing.hf, first.processing.callee, first.options
+    processing, options = first.processing, first.options
+    hf, callee, text = processing.hf, processing.callee, processing.hf_text
     assert hf is not None
-    with first.at("process"):
-        text = evaluate(hf.text, first.static)
     if stated := set(hf.kwargs).intersection(options):
         at, option = f"{first.where}, mm_processor_kwargs", min(stated)
         raise InputError(at, f"no {option}, which the spec fixes", repr(options[option]))
     inputs: dict[str, Any] = (
-        {} if text is None else {"text": str(text) * sum(len(own.values) for own in items.values())}
+        {} if text is None else {"text": text * sum(len(own.values) for own in items.values())}
     )
     inputs |= hf.kwargs
     for modality, own in items.items():

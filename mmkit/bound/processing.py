@@ -85,6 +85,14 @@ class Processing:
             return evaluate(self.hf.processor, self._modality.static) if self.hf else None
 
     @cached_property
+    def hf_text(self) -> str | None:
+        """The text of one item for the Hugging Face processor, or None."""
+        if self.hf is None or self.hf.text is None:
+            return None
+        with self._modality.at("process"):
+            return str(evaluate(self.hf.text, self._modality.static))
+
+    @cached_property
     def callee(self) -> Callee:
         """What `hf` calls.
 

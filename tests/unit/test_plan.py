@@ -74,7 +74,7 @@ def largest(own):
 
 
 def called(own):
-    return own.processing.hf_processor, own.processing.hf and own.processing.hf.text
+    return own.processing.hf_processor, own.processing.hf_text
 
 
 def targets(own):
