@@ -130,7 +130,9 @@ class Processing:
                 columns = {key: [one[key] for one in taken.values] for key in self._processed}
             return self.finish(columns, taken, in_parts=True)
         if self.shares_memory or (self.hf and self.hf.one_by_one):
-            return [self.finish(self._outputs(one), one)[0] for one in taken.each()]
+            each = taken.each()
+            outputs = [self._outputs(one) for one in each]
+            return [self.finish(raw, one)[0] for raw, one in zip(outputs, each, strict=True)]
         return self.finish(self._outputs(taken), taken)
 
     def _outputs(self, taken: Taken) -> Mapping[str, Any]:
