@@ -49,13 +49,19 @@ def run(
     path = checkpoint(folder)
     if target != "registered":
         spec: ModelSpec = named(target, ModelSpec)
-        opened = open_checkpoint(spec, path, trust_remote_code=trust_remote_code)
-        if errors := binding_errors(spec, opened.scope):
+        remedy = ""
+        try:
+            opened = open_checkpoint(spec, path, trust_remote_code=trust_remote_code)
+        except SpecError as error:
+            errors = _all(error)
+        else:
+            errors, remedy = binding_errors(spec, opened.scope), opened.remedy
+        if errors:
             console = Console(highlight=False)
             for error in errors:
                 console.print(Text.assemble(("✗ ", "bold red"), error))
             count = plural(len(errors), "error")
-            summary = f"\n{spec.name}: {count}, it cannot be bound. {opened.remedy}"
+            summary = f"\n{spec.name}: {count}, it cannot be bound. {remedy}"
             console.print(Text(summary.rstrip()))
             return 1
     with needs_vllm():
@@ -80,7 +86,11 @@ def binding_errors(spec: ModelSpec, scope: Scope) -> list[str]:
     try:
         spec.bind(scope.cfg, scope.tok, processor=scope.proc, kwargs=scope.kwargs)
     except SpecError as error:
-        return [*dict.fromkeys(map(str, (error, *error.others)))]
+        return _all(error)
     except Exception as error:  # of a function of the spec, or of the Hugging Face processor
         return [f"{type(error).__name__}: {error}"]
     return []
+
+
+def _all(error: SpecError) -> list[str]:
+    return [*dict.fromkeys(map(str, (error, *error.others)))]

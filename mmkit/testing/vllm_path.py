@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import nn
 from transformers import PretrainedConfig
 from vllm import ModelRegistry
@@ -26,7 +27,7 @@ from vllm.multimodal.processing import BaseMultiModalProcessor, InputProcessingC
 from vllm.plugins import load_general_plugins as load_general_plugins
 
 from ..bound.placeholders import rows_field
-from ..errors import MmkitError, VllmApiError
+from ..errors import MmkitError, SpecError, VllmApiError
 from ..layout import Insert
 from ..placement import Alternatives
 from ..training.saving import TOKENIZER_FILES
@@ -98,6 +99,7 @@ def model_config(folder: str | Path, **options: Any) -> ModelConfig:
 
     Raises:
         MmkitError: the model class cannot be imported.
+        SpecError: the spec of the model class does not fit the checkpoint.
     """
     load_general_plugins()
     tokenizer = any((Path(folder) / name).exists() for name in TOKENIZER_FILES)
@@ -108,6 +110,10 @@ def model_config(folder: str | Path, **options: Any) -> ModelConfig:
     except ValueError as error:
         if "failed to be inspected" in str(error):
             _import_models(architectures_of(folder))
+        details = error.errors() if isinstance(error, ValidationError) else []
+        for own in (detail.get("ctx", {}).get("error") for detail in details):
+            if isinstance(own, SpecError):  # vLLM binds it to learn the modalities
+                raise own from error
         raise
 
 

@@ -25,6 +25,7 @@ from vllm import ModelRegistry
 from examples import series
 from examples.gallery.blip2 import BLIP2
 from examples.terra import CHECKPOINT
+from examples.terra import spec as terra
 from mmkit import (
     Audio,
     Image,
@@ -45,6 +46,7 @@ from mmkit.cli import common, doctor
 from mmkit.cli.commands import app
 from mmkit.cli.common import UsageError
 from mmkit.cli.show import describe
+from mmkit.errors import SpecError
 from mmkit.expr import ceil_div, item
 from mmkit.plan import Plan
 from tests import ROOT
@@ -280,6 +282,14 @@ def test_every_binding_error_at_once() -> None:
     assert "It has: pad_token_id." in output
     assert "limit: cfg.num_temporal_embeddings - 100: expected the most items, a whole number >= 0, got -75." in output
     assert output.endswith("broken: 5 errors, it cannot be bound.")
+
+
+def test_a_spec_that_vllm_binds_as_it_reads_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a registered model."""
+    error = SpecError("terra.actions, item", "sizes of the config", "others")
+    monkeypatch.setattr(terra.TERRA.classes.info, "get_supported_mm_limits", mock.Mock(side_effect=error))
+    status, output, _ = invoke("check", TERRA, *ON_TERRA)
+    assert (status, output) == (1, f"✗ {error} terra: 1 error, it cannot be bound.")
 
 
 def checked(target: str, laws: str, *options: object, config: Path = CHECKPOINT) -> tuple[int, str]:
