@@ -49,6 +49,7 @@ PATTERNS = {
     31: r"the Hugging Face processor and vLLM, of ",
     32: r"^doors: options of a request and, for the \w+ request, of the server",
     33: r"^doors: options of a request and, for the \w+ request, of the server",
+    34: r"the Hugging Face processor and vLLM, of .*: ids: ",
     36: r"\['pixel_values'\]: (values|.* and torch.float32 \(\d+, 1,)|"
     r"'pixel_values' has other values",
     37: r"InternVLProcessor returned .* cannot be split into",
@@ -65,6 +66,7 @@ PATTERNS = {
     47: r"Unable to get max input length from|row\(s\) of `pixel_values_videos`",
     48: r"Cannot merge different batch sizes for modality",
     49: r"the Hugging Face processor and vLLM, of .*: ids: ",
+    50: r"the Hugging Face processor and vLLM, of .*: ids: ",
 }
 """Of messages, for `re.search`, by finding. There is none for what no law without a model sees."""
 
