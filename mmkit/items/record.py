@@ -91,10 +91,11 @@ class Record(ItemType):
         if name not in self._following:
             return part
         assert self._scope is not None
-        return _bound(name, part, self._scope.of(self._facts(before), None))
+        facts = SimpleNamespace(**self._facts(before))
+        return _bound(name, part, self._scope.of(facts, None))
 
     @property
-    def is_field(self) -> bool:
+    def is_field(self) -> bool:  # type: ignore[override]
         return all(part.is_field for part in self.parts.values())
 
     @property
@@ -120,16 +121,13 @@ class Record(ItemType):
         return record
 
     def facts(self, value: Mapping[str, Any], index: int) -> SimpleNamespace:
-        facts = self._facts(value)
-        facts.index = index
-        return facts
+        return SimpleNamespace(index=index, **self._facts(value))
 
-    def _facts(self, value: Mapping[str, Any]) -> SimpleNamespace:
-        facts = SimpleNamespace()
-        for name, part in value.items():
-            own = self.parts[name].facts(part, 0)
-            del own.index  # which is the record's
-            setattr(facts, name, own)
+    def _facts(self, value: Mapping[str, Any]) -> dict[str, SimpleNamespace]:
+        """The facts of parts, without an index, which is the record's."""
+        facts = {name: self.parts[name].facts(part, 0) for name, part in value.items()}
+        for own in facts.values():
+            del own.index
         return facts
 
     def candidates(self, fraction: float = 1.0) -> list[dict[str, Any]]:
