@@ -157,12 +157,11 @@ class Layout(Part):
             return bound
         # not of `bound`: errors name the expression, not its value
         known = self.lay(scope)
-        return Fixed(tuple(known.ids), known.mask)
+        return Fixed(known.ids, known.mask)
 
     def fixed(self) -> list[Placeholder]:
         """The parts of a bound layout that depend on no item."""
-        ends = (end for end in self._ends() if isinstance(end, Fixed))
-        return [Placeholder(*end._piece) for end in ends]
+        return [Placeholder(end.ids, end.mask) for end in self._ends() if isinstance(end, Fixed)]
 
     def varying(self) -> list[Layout]:
         """The parts of a bound layout in which an item chooses the placeholder ids."""
@@ -210,17 +209,13 @@ def _sequence(*layouts: Layout) -> Layout:
 class Fixed(Layout):
     """An evaluated part."""
 
-    ids: tuple[int, ...]
+    ids: Stated[Sequence[int], list[int]] = stated(list)
     mask: bytes
 
     _leaves = frozenset()
 
-    @cached_property
-    def _piece(self) -> Piece:
-        return list(self.ids), self.mask
-
     def _emit(self, scope: Scope) -> Piece:
-        return self._piece
+        return self.ids, self.mask
 
     def _ends(self) -> Iterator[Layout]:
         yield self
@@ -332,7 +327,7 @@ class Selected(Layout):
         return ids, bytes(token in chosen for token in ids)
 
     def _ends(self) -> Iterator[Layout]:
-        ids = self.embed.ids if isinstance(self.embed, Fixed) else ()
+        ids = self.embed.ids if isinstance(self.embed, Fixed) else []
         yield Fixed(ids, b"\x01" * len(ids)) if ids else self
 
 

@@ -34,9 +34,6 @@ from .base import (
     strided,
 )
 
-_ORIENTATION = 0x0112
-"""The EXIF tag that says how a picture was held."""
-
 _ANY: Any = math.inf
 
 _AUDIO = "a 1-D float array or an (array, sampling rate) pair"
@@ -102,16 +99,16 @@ class Image(_Media):
             raise InputError(where, expected, f"shape {tuple(media.shape)}")
         if isinstance(media, torch.Tensor):
             value = media = strided(media, where, expected)
-        if media.dtype in (np.uint8, torch.uint8) and 3 in (media.shape[-1], media.shape[0]):
+        are_bytes = media.dtype in (np.uint8, torch.uint8)
+        if are_bytes and 3 in (media.shape[-1], media.shape[0]):
             pixels = np.asarray(media)
             if pixels.shape[-1] != 3:
                 pixels = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
             return _pil().fromarray(pixels, "RGB")
         if self.only_pictures:
             got = f"{dtype_name(media.dtype)} values of shape {tuple(media.shape)}"
-            remedy = "Convert it to uint8 values from 0 to 255."
-            if media.dtype in (np.uint8, torch.uint8):
-                remedy = "Send three channels."
+            bytes_of_them = "Convert it to uint8 values from 0 to 255."
+            remedy = "Send three channels." if are_bytes else bytes_of_them
             raise InputError(where, "a PIL image or 8-bit RGB pixels", got, remedy)
         check_finite(media, where)
         return value
@@ -337,7 +334,7 @@ def _pil() -> Any:
 def _rgb(image: Any) -> Any:
     """A PIL image in RGB, as vLLM makes it."""
     with suppress(Exception):  # of EXIF data that cannot be read
-        if image.getexif().get(_ORIENTATION, 1) != 1:
+        if image.getexif().get(0x0112, 1) != 1:  # how the picture was held
             from PIL import ImageOps
 
             image = ImageOps.exif_transpose(image)
