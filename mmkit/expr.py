@@ -223,6 +223,10 @@ class Expr(Node):
         __int__ = _refused("is no number; use math.floor(), ceil_div(), //, later(int)(...)")
         __float__ = __index__ = __int__
 
+    def __getstate__(self) -> dict[str, Any]:
+        # without what is cached: the compiled form is a function that no pickle holds
+        return {"_op": self._op, "_args": self._args}
+
     def __repr__(self) -> str:
         return _OPS[self._op].source(self)
 

@@ -114,9 +114,10 @@ class Layout(Part):
         return _sequence(self, layout(other))
 
     def __radd__(self, other: LayoutLike) -> Layout:
-        # Python has added what stands left of a layout
-        if isinstance(other, Expr) and other._op == "+" and _is_id(other):
-            remedy = f"Write literal({', '.join(map(repr, other._args))}) for one after the other."
+        # Python has added what stands left of a layout; a number added to an id is the next id
+        terms = other._args if isinstance(other, Expr) and other._op == "+" else ()
+        if terms and all({leaf.root for leaf in leaves(term)} == {"cfg"} for term in terms):
+            remedy = f"Write literal({', '.join(map(repr, terms))}) for one after the other."
             raise SpecError(f"{other!r} + {self!r}", "layouts", "ids, which are not added", remedy)
         return _sequence(layout(other), self)
 
@@ -175,13 +176,6 @@ class Layout(Part):
 
     def _emit(self, scope: Scope) -> Piece:
         raise NotImplementedError
-
-
-def _is_id(value: Any) -> bool:
-    """Whether a value is an id of the config, or a sum of them."""
-    if is_op(value, "+"):
-        return all(map(_is_id, value._args))
-    return {leaf.root for leaf in leaves(value)} == {"cfg"}
 
 
 def layout(value: LayoutLike, where: str = "layout") -> Layout:

@@ -37,7 +37,6 @@ expected, got, remedy."""
 
 _FIELD = "batched(), flat(), derived() or constant()"
 _WITHOUT = "for an item without positions"
-_UPDATE = "replace(), insert(), already_expanded() or a list of them"
 
 
 class _Declared(Node):
@@ -207,8 +206,9 @@ class Modality(_Declared):
         fields, process, embeds = self.fields, self.process, self.embeds
         yield from super()._rules()
         yield ", item", isinstance(self.item, ItemType), "an item type", repr(self.item)
+        ways = "replace(), insert(), already_expanded() or a list of them"
         for update in self.update:
-            yield ", update", isinstance(update, Update), _UPDATE, repr(update)
+            yield ", update", isinstance(update, Update), ways, repr(update)
         yield ", fields", isinstance(fields, Mapping), f"a dict of {_FIELD}", repr(fields)
         for key, declared in fields.items():
             yield f", fields[{key!r}]", isinstance(declared, Field), _FIELD, repr(declared)
@@ -441,10 +441,9 @@ class Declaration(_Declared, init=False):
             The text; None for another update, and for a target that is no text, or depends on more
             than `item.index`.
         """
-        updates = next((m.update for m in self.modalities if m.name == modality), ())
+        updates = (update for m in self.modalities if m.name == modality for update in m.update)
         replaced = next((update for update in updates if isinstance(update, Replace)), None)
-        scope = Scope(item=SimpleNamespace(index=index))
-        return replaced.text(scope) if replaced else None
+        return replaced.text(Scope(item=SimpleNamespace(index=index))) if replaced else None
 
     def _stated(self) -> Iterator[str]:
         name, *options = super()._stated()
