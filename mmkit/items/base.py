@@ -202,10 +202,6 @@ class ItemType(Part):
         """A short description of an item, for messages."""
         raise NotImplementedError
 
-    def describe(self) -> str:
-        """A description of an item and of the largest one."""
-        return self.expected
-
     def schema(self) -> dict[str, Any]:
         """The array of an item, for clients: `shape`, with [least, most] for a size that varies,
         and `dtype`."""

@@ -51,10 +51,6 @@ class _Media(ItemType):
     def bounds(self) -> list[Between]:
         return [Between(1, _ANY)] * len(self.dummy_sizes)
 
-    def describe(self) -> str:
-        most = ", ".join("×".join(map(str, sizes)) for sizes in self.largest)
-        return f"{self.expected}, largest {most}"
-
 
 class Image(_Media):
     """An image, as vLLM accepts it: PIL image, (height, width, 3) uint8 array, or (3, height,
@@ -273,10 +269,6 @@ class Audio(_Media):
 
     def blank(self, *sizes: int) -> np.ndarray[Any, Any]:
         return np.zeros(sizes, dtype=np.float32)
-
-    def describe(self) -> str:
-        rate = f" at {self.rate:g} Hz" if self.rate else ""
-        return f"{self.expected}, largest {max(self.largest)[0]} samples{rate}"
 
 
 def _resampled(samples: np.ndarray[Any, Any], before: int, after: int, where: str) -> Any:

@@ -97,9 +97,6 @@ class Record(ItemType):
     def expected(self) -> str:
         return f"a dict of {' and '.join(self.parts)}"
 
-    def describe(self) -> str:
-        return ", ".join(f"{name}: {part.describe()}" for name, part in self.parts.items())
-
     def canonical(self, value: object, where: str) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             remedy = "A list or tuple is several items."

@@ -244,11 +244,6 @@ class Tensor(ItemType):
     def bounds(self) -> list[Between]:
         return [Between(*ends(size)) for size in self.shape]
 
-    def describe(self) -> str:
-        if isinstance(self.bound, Between):
-            return f"{self.expected}, values {self.bound}"
-        return self.expected if self.bound is None else f"{self.expected}, |x| ≤ {self.bound:g}"
-
     def schema(self) -> dict[str, Any]:
         values = {"values": _in_json(self.bound)} if isinstance(self.bound, Between) else {}
         return {"shape": list(map(_in_json, self.shape)), "dtype": self.dtype, **values}
