@@ -223,7 +223,8 @@ def is_number(value: Any) -> bool:
 
 
 def check_positive(number: Any, where: str) -> None:
-    if not is_number(number) or not number > 0:
+    """Refuse what is no number > 0, once bound; None states no number."""
+    if number is not None and not (is_number(number) and number > 0):
         raise SpecError(where, "a number > 0 from cfg", repr(number))
 
 

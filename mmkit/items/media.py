@@ -203,8 +203,7 @@ class Audio(_Media):
 
     def bind(self, scope: Scope) -> Self:
         bound = super().bind(scope)
-        if bound.rate is not None:
-            check_positive(bound.rate, "Audio.rate")
+        check_positive(bound.rate, "Audio.rate")
         if bound.most is not None:
             check_size(bound.most, "Audio.most")
         for sizes in bound.largest:
@@ -246,9 +245,7 @@ class Audio(_Media):
             raise InputError(where, self.expected, f"{len(array)} samples")
         return array
 
-    def _at_rate(
-        self, samples: np.ndarray[Any, Any], rate: float, where: str
-    ) -> np.ndarray[Any, Any]:
+    def _at_rate(self, samples: Any, rate: float, where: str) -> Any:
         if self.rate is None:
             expected = "samples alone, since the spec states no sampling rate"
             raise InputError(where, expected, f"{rate:g} Hz", "Send the array.")

@@ -131,8 +131,7 @@ class Tensor(ItemType):
             if bound.most > torch.iinfo(dtype).max:
                 raise SpecError(where, f"values that {self.dtype} holds", str(bound))
             return bound
-        if bound is not None:
-            check_positive(bound, where)
+        check_positive(bound, where)
         if dtype.is_floating_point:
             most = min(LARGEST_FLOAT16 if bound is None else bound, torch.finfo(dtype).max)
             return max(most, float(torch.tensor(float(most), dtype=dtype)))
