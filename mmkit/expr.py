@@ -223,6 +223,10 @@ class Expr(Node):
         __int__ = _refused("is no number; use math.floor(), ceil_div(), //, later(int)(...)")
         __float__ = __index__ = __int__
 
+    def __getstate__(self) -> dict[str, Any]:
+        # without what is cached: the compiled form is a function that no pickle holds
+        return {"_op": self._op, "_args": self._args}
+
     def __repr__(self) -> str:
         return _OPS[self._op].source(self)
 
@@ -496,23 +500,20 @@ def _compiled(value: Any) -> Compiled:
     return value._compiled if isinstance(value, Expr) else lambda scope: value
 
 
-Problem: TypeAlias = Callable[..., str]
-"""A function of an expression, an error and the values of its operands: what is wrong."""
-
-
 def _with(expr: Expr, error: Exception, *values: Any) -> str:
     """The problem of an operation that knows no more: the error and the values."""
     return f"{error}, with {', '.join(map(_brief, values))}"
 
 
 def _computed(
-    function: Callable[..., Any], problem: Problem = _with, end: Any = _MISSING
+    function: Callable[..., Any], problem: Callable[..., str] = _with, end: Any = _MISSING
 ) -> Callable[[Expr], Compiled]:
     """The compiling of an operation that is a function of the values of its operands.
 
     Args:
         function: the function.
-        problem: what is wrong where the function raises.
+        problem: what is wrong where the function raises, by the expression, the error and the
+            values of its operands.
         end: a value of the first of two operands that is the result, as with `and` and `or`: the
             second may have no value then.
     """

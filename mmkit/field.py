@@ -37,9 +37,6 @@ from .items import Size, dtype_name, fits, shape_text
 from .layout import whole
 from .node import Part, Stated, evaluate_all, fold, leaves, stated, structure
 
-Shape: TypeAlias = "Sequence[Size]"
-"""Sizes, one per dimension."""
-
 
 def _known_dtype(dtype: Any) -> str:
     name = dtype_name(dtype)
@@ -63,7 +60,7 @@ class Field(Part):
     """
 
     _: KW_ONLY
-    shape: Stated[Shape | None, tuple[Any, ...] | None] = stated(several, default=None)
+    shape: Stated[Sequence[Size] | None, tuple[Any, ...] | None] = stated(several, default=None)
     dtype: Stated[str | torch.dtype | None, str | None] = stated(_known_dtype, default=None)
     keep_on_cpu: bool = False
     hidden: bool = False

@@ -114,9 +114,10 @@ class Layout(Part):
         return _sequence(self, layout(other))
 
     def __radd__(self, other: LayoutLike) -> Layout:
-        # Python has added what stands left of a layout
-        if isinstance(other, Expr) and other._op == "+" and _is_id(other):
-            remedy = f"Write literal({', '.join(map(repr, other._args))}) for one after the other."
+        # Python has added what stands left of a layout; a number added to an id is the next id
+        terms = other._args if isinstance(other, Expr) and other._op == "+" else ()
+        if terms and all({leaf.root for leaf in leaves(term)} == {"cfg"} for term in terms):
+            remedy = f"Write literal({', '.join(map(repr, terms))}) for one after the other."
             raise SpecError(f"{other!r} + {self!r}", "layouts", "ids, which are not added", remedy)
         return _sequence(layout(other), self)
 
@@ -157,12 +158,11 @@ class Layout(Part):
             return bound
         # not of `bound`: errors name the expression, not its value
         known = self.lay(scope)
-        return Fixed(tuple(known.ids), known.mask)
+        return Fixed(known.ids, known.mask)
 
     def fixed(self) -> list[Placeholder]:
         """The parts of a bound layout that depend on no item."""
-        ends = (end for end in self._ends() if isinstance(end, Fixed))
-        return [Placeholder(*end._piece) for end in ends]
+        return [Placeholder(end.ids, end.mask) for end in self._ends() if isinstance(end, Fixed)]
 
     def varying(self) -> list[Layout]:
         """The parts of a bound layout in which an item chooses the placeholder ids."""
@@ -176,13 +176,6 @@ class Layout(Part):
 
     def _emit(self, scope: Scope) -> Piece:
         raise NotImplementedError
-
-
-def _is_id(value: Any) -> bool:
-    """Whether a value is an id of the config, or a sum of them."""
-    if is_op(value, "+"):
-        return all(map(_is_id, value._args))
-    return {leaf.root for leaf in leaves(value)} == {"cfg"}
 
 
 def layout(value: LayoutLike, where: str = "layout") -> Layout:
@@ -210,17 +203,13 @@ def _sequence(*layouts: Layout) -> Layout:
 class Fixed(Layout):
     """An evaluated part."""
 
-    ids: tuple[int, ...]
+    ids: Stated[Sequence[int], list[int]] = stated(list)
     mask: bytes
 
     _leaves = frozenset()
 
-    @cached_property
-    def _piece(self) -> Piece:
-        return list(self.ids), self.mask
-
     def _emit(self, scope: Scope) -> Piece:
-        return self._piece
+        return self.ids, self.mask
 
     def _ends(self) -> Iterator[Layout]:
         yield self
@@ -332,7 +321,7 @@ class Selected(Layout):
         return ids, bytes(token in chosen for token in ids)
 
     def _ends(self) -> Iterator[Layout]:
-        ids = self.embed.ids if isinstance(self.embed, Fixed) else ()
+        ids = self.embed.ids if isinstance(self.embed, Fixed) else []
         yield Fixed(ids, b"\x01" * len(ids)) if ids else self
 
 

@@ -159,8 +159,7 @@ class ModelSpec(Declaration, init=False):
         check_class(self, model)
         supply_positions(self, model)
         own = self.classes
-        compares = issubclass(model, MultiModalModel)
-        own.processor.sends_rows = compares  # type: ignore[attr-defined]
+        own.processor.sends_rows = issubclass(model, MultiModalModel)  # type: ignore[attr-defined]
         register(model, **{**own._asdict(), **replaced})
         announce(calling_module())
         model.mm_spec = self  # type: ignore[attr-defined]

@@ -44,19 +44,19 @@ def stated(form: Callable[[Any], Any], **options: Any) -> Any:
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field, stated))
 class Node:
     """Base of the parts of a declaration. Every subclass is a frozen dataclass, compared and hashed
-    by its fields, expressions included; its `repr` is its source."""
+    by its fields, expressions included; its `repr` is its source.
+
+    Attributes:
+        _word: what declares such a part; empty for the name of its class.
+        _is_named: whether its source names arguments that every such part has.
+        _names: the names of its fields.
+        _forms: what brings a field into its form.
+    """
 
     _word: ClassVar[str] = ""
-    """What declares such a part; empty for the name of its class."""
-
     _is_named: ClassVar[bool] = False
-    """Whether its source names arguments that every such part has."""
-
     _names: ClassVar[tuple[str, ...]] = ()
-    """The names of its fields."""
-
     _forms: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
-    """What brings a field into its form."""
 
     def __init_subclass__(cls, *, init: bool = True) -> None:
         known: Any = dataclass(frozen=True, repr=False, eq=False, init=init)(cls)
@@ -77,12 +77,6 @@ class Node:
 
     def __hash__(self) -> int:
         return hash(structure(self))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Everything but cached values, which are computed again."""
-        kind = type(self)
-        cached = {n for n in vars(self) if isinstance(getattr(kind, n, None), cached_property)}
-        return {name: value for name, value in vars(self).items() if name not in cached}
 
     def __repr__(self) -> str:
         return f"{self._word or type(self).__name__}({', '.join(self._stated())})"

@@ -37,7 +37,6 @@ expected, got, remedy."""
 
 _FIELD = "batched(), flat(), derived() or constant()"
 _WITHOUT = "for an item without positions"
-_UPDATE = "replace(), insert(), already_expanded() or a list of them"
 
 
 class _Declared(Node):
@@ -70,8 +69,6 @@ class _Declared(Node):
 
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-Decode: TypeAlias = Callable[[Array, Scope], Array]
-Encode: TypeAlias = Callable[[Array, Scope], Any]
 
 EXTRA_ARG = "mmkit_output"
 """The key of `SamplingParams.extra_args` for the name of the output that a request asks for."""
@@ -103,8 +100,8 @@ class Output(_Declared):
 
     name: str
     layout: Stated[LayoutLike, Layout] = stated(as_layout)
-    decode: Decode
-    encode: Encode | None = None
+    decode: Callable[[Array, Scope], Array]
+    encode: Callable[[Array, Scope], Any] | None = None
     _: KW_ONLY
     lossy: bool = False
 
@@ -209,8 +206,9 @@ class Modality(_Declared):
         fields, process, embeds = self.fields, self.process, self.embeds
         yield from super()._rules()
         yield ", item", isinstance(self.item, ItemType), "an item type", repr(self.item)
+        ways = "replace(), insert(), already_expanded() or a list of them"
         for update in self.update:
-            yield ", update", isinstance(update, Update), _UPDATE, repr(update)
+            yield ", update", isinstance(update, Update), ways, repr(update)
         yield ", fields", isinstance(fields, Mapping), f"a dict of {_FIELD}", repr(fields)
         for key, declared in fields.items():
             yield f", fields[{key!r}]", isinstance(declared, Field), _FIELD, repr(declared)
@@ -247,7 +245,7 @@ class Modality(_Declared):
         reads_index = INDEX in leaves([fields, process])
         yield "", may_change or not reads_index, expected, "some that do", remedy
         taken = f"{self.name}_embeds"
-        is_free = taken not in self.item.part_names and not (embeds and taken in fields)
+        is_free = taken not in self.item.parts and not (embeds and taken in fields)
         expected = f"no part or field named {taken}, as which precomputed embeddings come"
         yield "", is_free, expected, "one"
         for key in self.companions():
@@ -270,7 +268,7 @@ class Modality(_Declared):
     def _rules_of_identity(self) -> Iterator[Rule]:
         """Fields are the items, or their parts."""
         processed = {name: field for name, field in self.fields.items() if not field.is_derived}
-        parts = sorted(self.item.part_names)
+        parts = sorted(self.item.parts)
         fits = self.item.is_field and sorted(processed) == (parts or list(processed)[:1])
         expected = f"a field for each of {parts}" if parts else "a Tensor item and one field"
         got = f"{self.item!r} and fields {sorted(processed)}"
@@ -293,6 +291,13 @@ class Modality(_Declared):
     def has_positions(self) -> bool:
         """Whether an item takes positions in the prompt."""
         return bool(self.update) or self.layout != nothing
+
+    @property
+    def arguments(self) -> list[str]:
+        """vLLM's names for what `hf` passes: the items, or their parts."""
+        if self.item.media:
+            return [f"{self.item.media}s"]
+        return list(self.item.parts) or [self.name]
 
     @property
     def embeds_layout(self) -> Layout | None:
@@ -398,7 +403,7 @@ class Declaration(_Declared, init=False):
         expected = "nothing beside a modality without positions, whose fields take up forward"
         got = ", ".join([*names, *written, *rewrites])
         yield "", not self.is_raw or is_alone, expected, got
-        arguments = sorted({f"{m.item.media}s" if m.item.media else m.name for m in modalities})
+        arguments = sorted({name for m in modalities for name in m.arguments})
         for m in modalities:
             inputs = m.process.inputs if isinstance(m.process, HF) else {}
             odd = sorted(set(inputs).difference(arguments))
@@ -436,10 +441,9 @@ class Declaration(_Declared, init=False):
             The text; None for another update, and for a target that is no text, or depends on more
             than `item.index`.
         """
-        updates = next((m.update for m in self.modalities if m.name == modality), ())
+        updates = (update for m in self.modalities if m.name == modality for update in m.update)
         replaced = next((update for update in updates if isinstance(update, Replace)), None)
-        scope = Scope(item=SimpleNamespace(index=index))
-        return replaced.text(scope) if replaced else None
+        return replaced.text(Scope(item=SimpleNamespace(index=index))) if replaced else None
 
     def _stated(self) -> Iterator[str]:
         name, *options = super()._stated()

@@ -195,7 +195,7 @@ def parse_item(form: str, plan: Plan) -> tuple[str, Any]:
 
 def _of_sizes(kind: ItemType, sizes: tuple[int, ...], where: str) -> Any:
     count = len(kind.dummy_sizes) or kind.rank  # those of vLLM's items leave channels out
-    if kind.part_names:
+    if kind.parts:
         raise UsageError(where, kind.form, "sizes")
     if len(sizes) != count:
         raise UsageError(where, f"{kind.form}, {count} size(s)", str(len(sizes)))

@@ -105,7 +105,7 @@ def _declared(
 
 def _of_modality(modality: Modality, bound: BoundModality | None) -> Iterator[tuple[str, str, str]]:
     """The parts of a modality; those that need not be stated, only where they are."""
-    yield "item", _source(modality.item), bound.item.describe() if bound else ""
+    yield "item", _source(modality.item), repr(bound.item) if bound else ""
     yield "layout", repr(modality.layout), _layout(bound) if bound else ""
     for update in modality.update:
         yield "update", repr(update), ""

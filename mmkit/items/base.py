@@ -42,52 +42,43 @@ Sizes: TypeAlias = "tuple[Any, ...] | list[tuple[Any, ...]] | Expr | Callable[[S
 
 
 class ItemType(Part):
-    """Base of the item types. A bound item type holds numbers only."""
+    """Base of the item types. A bound item type holds numbers only.
+
+    Attributes:
+        rank: the number of dimensions of an item as one array.
+        largest: the sizes of the largest items, once bound.
+        parts: the item types of its parts, by name, as which a canonical item is a dict; empty
+            where an item is a whole.
+        is_field: whether items, or their parts, can be processed fields as they are.
+        media: vLLM's name for such an item: image, video or audio. Empty for none of them, None for
+            any of them.
+        sent: what a caller may send for one item or several.
+        mime: the media type of a file that holds one item; empty where JSON can hold an item.
+        scope: the key of `SCOPES` that concerns these items alone.
+        form: the argument of ``mmkit show --item`` for an item of some sizes.
+        dummy_sizes: the sizes of `largest`, as vLLM's `limit_mm_per_prompt` names them.
+        small_sizes: the sizes of `small`, where not every spec accepts the smallest ones.
+    """
 
     _is_named = True
 
     rank: ClassVar[int]
-    """The number of dimensions of an item as one array."""
-
     if TYPE_CHECKING:  # a class variable here would come first among the fields of a subclass
         largest: ClassVar[Any]
-        """The sizes of the largest items, once bound."""
-
     parts: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """The item types of its parts, by name, as which a canonical item is a dict; empty where an
-    item is a whole."""
-
+    is_field: ClassVar[bool] = False
     media: ClassVar[str | None] = None
-    """vLLM's name for such an item: image, video or audio. Empty for none of them, None for any of
-    them."""
-
     sent: ClassVar[tuple[type, ...]] = (object,)
-    """What a caller may send for one item or several."""
-
     mime: ClassVar[str] = ""
-    """The media type of a file that holds one item; empty where JSON can hold an item."""
-
     scope: ClassVar[str] = ""
-    """The key of `SCOPES` that concerns these items alone."""
-
     form: ClassVar[str] = "sizes as 9x4"
-    """The argument of ``mmkit show --item`` for an item of some sizes."""
-
     dummy_sizes: ClassVar[tuple[str, ...]] = ()
-    """The sizes of `largest`, as vLLM's `limit_mm_per_prompt` names them."""
-
     small_sizes: ClassVar[tuple[tuple[int, ...], ...]] = ()
-    """The sizes of `small`, where not every spec accepts the smallest ones."""
 
     @property
     def part_names(self) -> tuple[str, ...]:
         """The names of its `parts`."""
         return tuple(self.parts)
-
-    @property
-    def is_field(self) -> bool:
-        """Whether items, or their parts, can be processed fields as they are."""
-        return False
 
     def bind(self, scope: Scope) -> Self:
         """This item type with its expressions evaluated on `cfg` and `proc`.
@@ -211,10 +202,6 @@ class ItemType(Part):
         """A short description of an item, for messages."""
         raise NotImplementedError
 
-    def describe(self) -> str:
-        """A description of an item and of the largest one."""
-        return self.expected
-
     def schema(self) -> dict[str, Any]:
         """The array of an item, for clients: `shape`, with [least, most] for a size that varies,
         and `dtype`."""
@@ -236,7 +223,8 @@ def is_number(value: Any) -> bool:
 
 
 def check_positive(number: Any, where: str) -> None:
-    if not is_number(number) or not number > 0:
+    """Refuse what is no number > 0, once bound; None states no number."""
+    if number is not None and not (is_number(number) and number > 0):
         raise SpecError(where, "a number > 0 from cfg", repr(number))
 
 
@@ -309,7 +297,7 @@ def strided(tensor: torch.Tensor, where: str, expected: str) -> torch.Tensor:
         tensor = tensor.detach().as_subclass(torch.Tensor)
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.cpu()
+    return tensor if tensor.is_cpu else tensor.cpu()
 
 
 def as_array(value: object, where: str, expected: str) -> np.ndarray[Any, Any]:

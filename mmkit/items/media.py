@@ -34,9 +34,6 @@ from .base import (
     strided,
 )
 
-_ORIENTATION = 0x0112
-"""The EXIF tag that says how a picture was held."""
-
 _ANY: Any = math.inf
 
 _AUDIO = "a 1-D float array or an (array, sampling rate) pair"
@@ -53,10 +50,6 @@ class _Media(ItemType):
 
     def bounds(self) -> list[Between]:
         return [Between(1, _ANY)] * len(self.dummy_sizes)
-
-    def describe(self) -> str:
-        most = ", ".join("×".join(map(str, sizes)) for sizes in self.largest)
-        return f"{self.expected}, largest {most}"
 
 
 class Image(_Media):
@@ -102,16 +95,16 @@ class Image(_Media):
             raise InputError(where, expected, f"shape {tuple(media.shape)}")
         if isinstance(media, torch.Tensor):
             value = media = strided(media, where, expected)
-        if media.dtype in (np.uint8, torch.uint8) and 3 in (media.shape[-1], media.shape[0]):
+        are_bytes = media.dtype in (np.uint8, torch.uint8)
+        if are_bytes and 3 in (media.shape[-1], media.shape[0]):
             pixels = np.asarray(media)
             if pixels.shape[-1] != 3:
                 pixels = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
             return _pil().fromarray(pixels, "RGB")
         if self.only_pictures:
             got = f"{dtype_name(media.dtype)} values of shape {tuple(media.shape)}"
-            remedy = "Convert it to uint8 values from 0 to 255."
-            if media.dtype in (np.uint8, torch.uint8):
-                remedy = "Send three channels."
+            bytes_of_them = "Convert it to uint8 values from 0 to 255."
+            remedy = "Send three channels." if are_bytes else bytes_of_them
             raise InputError(where, "a PIL image or 8-bit RGB pixels", got, remedy)
         check_finite(media, where)
         return value
@@ -210,8 +203,7 @@ class Audio(_Media):
 
     def bind(self, scope: Scope) -> Self:
         bound = super().bind(scope)
-        if bound.rate is not None:
-            check_positive(bound.rate, "Audio.rate")
+        check_positive(bound.rate, "Audio.rate")
         if bound.most is not None:
             check_size(bound.most, "Audio.most")
         for sizes in bound.largest:
@@ -253,9 +245,7 @@ class Audio(_Media):
             raise InputError(where, self.expected, f"{len(array)} samples")
         return array
 
-    def _at_rate(
-        self, samples: np.ndarray[Any, Any], rate: float, where: str
-    ) -> np.ndarray[Any, Any]:
+    def _at_rate(self, samples: Any, rate: float, where: str) -> Any:
         if self.rate is None:
             expected = "samples alone, since the spec states no sampling rate"
             raise InputError(where, expected, f"{rate:g} Hz", "Send the array.")
@@ -276,10 +266,6 @@ class Audio(_Media):
 
     def blank(self, *sizes: int) -> np.ndarray[Any, Any]:
         return np.zeros(sizes, dtype=np.float32)
-
-    def describe(self) -> str:
-        rate = f" at {self.rate:g} Hz" if self.rate else ""
-        return f"{self.expected}, largest {max(self.largest)[0]} samples{rate}"
 
 
 def _resampled(samples: np.ndarray[Any, Any], before: int, after: int, where: str) -> Any:
@@ -337,7 +323,7 @@ def _pil() -> Any:
 def _rgb(image: Any) -> Any:
     """A PIL image in RGB, as vLLM makes it."""
     with suppress(Exception):  # of EXIF data that cannot be read
-        if image.getexif().get(_ORIENTATION, 1) != 1:
+        if image.getexif().get(0x0112, 1) != 1:  # how the picture was held
             from PIL import ImageOps
 
             image = ImageOps.exif_transpose(image)

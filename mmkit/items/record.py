@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from functools import cached_property
 from reprlib import repr as brief
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
@@ -62,15 +61,12 @@ class Record(ItemType):
                 raise SpecError("Record", expected, repr(name))
         self._set(parts=parts)
 
-    @cached_property
-    def _following(self) -> frozenset[str]:
-        """The parts that depend on others, or may depend on them."""
-        roots = {name: {leaf.root for leaf in leaves(part)} for name, part in self.parts.items()}
-        return frozenset(name for name, known in roots.items() if known & {"item", "function"})
-
     def bind(self, scope: Scope) -> Self:
-        parts = dict(self.parts)
-        parts |= {n: _bound(n, parts[n], scope) for n in parts if n not in self._following}
+        parts: dict[str, ItemType] = {}
+        for name, part in self.parts.items():
+            roots = {leaf.root for leaf in leaves(part)}
+            may_follow = not roots.isdisjoint(("item", "function"))  # from the parts before it
+            parts[name] = part if may_follow else _bound(name, part, scope)
         bound: Self = self._of(parts, scope)
         bound.candidates()  # a size that does not follow from the parts before it is refused here
         return bound
@@ -88,21 +84,18 @@ class Record(ItemType):
     def part(self, name: str, before: Mapping[str, Any]) -> Any:
         """The bound item type of a part, given the canonical parts before it."""
         part = self.parts[name]
-        if name not in self._following:
+        if self._scope is None or not leaves(part):
             return part
-        assert self._scope is not None
-        return _bound(name, part, self._scope.of(self._facts(before), None))
+        facts = SimpleNamespace(**self._facts(before))
+        return _bound(name, part, self._scope.of(facts, None))
 
     @property
-    def is_field(self) -> bool:
+    def is_field(self) -> bool:  # type: ignore[override]
         return all(part.is_field for part in self.parts.values())
 
     @property
     def expected(self) -> str:
         return f"a dict of {' and '.join(self.parts)}"
-
-    def describe(self) -> str:
-        return ", ".join(f"{name}: {part.describe()}" for name, part in self.parts.items())
 
     def canonical(self, value: object, where: str) -> dict[str, Any]:
         if not isinstance(value, Mapping):
@@ -120,16 +113,13 @@ class Record(ItemType):
         return record
 
     def facts(self, value: Mapping[str, Any], index: int) -> SimpleNamespace:
-        facts = self._facts(value)
-        facts.index = index
-        return facts
+        return SimpleNamespace(index=index, **self._facts(value))
 
-    def _facts(self, value: Mapping[str, Any]) -> SimpleNamespace:
-        facts = SimpleNamespace()
-        for name, part in value.items():
-            own = self.parts[name].facts(part, 0)
-            del own.index  # which is the record's
-            setattr(facts, name, own)
+    def _facts(self, value: Mapping[str, Any]) -> dict[str, SimpleNamespace]:
+        """The facts of parts, without an index, which is the record's."""
+        facts = {name: self.parts[name].facts(part, 0) for name, part in value.items()}
+        for own in facts.values():
+            del own.index
         return facts
 
     def candidates(self, fraction: float = 1.0) -> list[dict[str, Any]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from types import SimpleNamespace
-from typing import Any, Self, TypeGuard
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -109,10 +110,9 @@ class Tensor(ItemType):
         bound = super().bind(scope)
         for axis, size in enumerate(bound.shape):
             check_size(size, f"Tensor.shape[{axis}] = {self.shape[axis]!s}")
-        most = tuple(size.most for size in bound.bounds())
-        largest: tuple[Any, ...] = (most,)
+        largest: tuple[Any, ...] = (tuple(size.most for size in bound.bounds()),)
         if bound.largest is not None:
-            largest = sizes_of(bound.largest, len(most), "Tensor.largest")
+            largest = sizes_of(bound.largest, bound.rank, "Tensor.largest")
         for shape in largest:
             if not fits(shape, bound.shape):
                 expected = f"a shape within {shape_text(bound.shape)}"
@@ -131,8 +131,7 @@ class Tensor(ItemType):
             if bound.most > torch.iinfo(dtype).max:
                 raise SpecError(where, f"values that {self.dtype} holds", str(bound))
             return bound
-        if bound is not None:
-            check_positive(bound, where)
+        check_positive(bound, where)
         if dtype.is_floating_point:
             most = min(LARGEST_FLOAT16 if bound is None else bound, torch.finfo(dtype).max)
             return max(most, float(torch.tensor(float(most), dtype=dtype)))
@@ -155,6 +154,21 @@ class Tensor(ItemType):
         return isinstance(inner, SCALARS)
 
     def canonical(self, value: object, where: str) -> torch.Tensor:
+        tensor = self._fitting(value, where)
+        self._check(tensor, where)
+        return self._copied(tensor)
+
+    def canonical_all(self, values: Sequence[object], where: str) -> list[Any]:
+        if len(values) > 1 and self.torch_dtype.is_floating_point:
+            with suppress(InputError):  # the first at fault is found one by one
+                tensors = [self._fitting(value, where) for value in values]
+                if len({(one.shape, one.dtype) for one in tensors}) == 1:
+                    self._check(torch.stack(tensors), where)
+                    return [self._copied(one) for one in tensors]
+        return super().canonical_all(values, where)
+
+    def _fitting(self, value: object, where: str) -> torch.Tensor:
+        """A value as a tensor of a dtype and a shape that are accepted."""
         tensor = _as_tensor(value, where, self)
         if tensor.dtype not in _ACCEPTED[self.torch_dtype]:
             got = f"dtype {dtype_name(tensor.dtype)}"
@@ -163,59 +177,38 @@ class Tensor(ItemType):
             is_several = tensor.ndim > self.rank and fits(tensor.shape[1:], self.shape)
             remedy = "Send one tensor per item." if is_several else ""
             raise InputError(where, self.expected, f"shape {tuple(tensor.shape)}", remedy)
-        if tensor.numel() and self.torch_dtype != torch.bool:
-            self._check(tensor, where)
-        # a copy: what is cached must not change when the caller reuses its memory
-        return tensor.to(self.torch_dtype, copy=True, memory_format=torch.contiguous_format)
+        return tensor
 
-    def canonical_all(self, values: Sequence[object], where: str) -> list[Any]:
-        first = values[0] if len(values) > 1 else None
-        if isinstance(first, torch.Tensor) and self._are_taken(first.shape):
-            plain = [value for value in values if self._is_plain(value, first.shape)]
-            # all are compared with the bound at once; who is at fault is found one by one
-            if len(plain) == len(values) and float(torch.stack(plain).abs().max()) <= self.bound:
-                return [value.clone(memory_format=torch.contiguous_format) for value in plain]
-        return super().canonical_all(values, where)
-
-    def _are_taken(self, shape: torch.Size) -> bool:
-        """Whether items are floats and may have this shape, which is not empty."""
-        return self.torch_dtype.is_floating_point and fits(shape, self.shape) and 0 not in shape
-
-    def _is_plain(self, value: object, shape: torch.Size) -> TypeGuard[torch.Tensor]:
-        """Whether a value is a tensor of this shape that needs no conversion."""
-        return (
-            type(value) is torch.Tensor
-            and value.dtype is self.torch_dtype
-            and value.shape == shape
-            and value.layout is torch.strided
-            and value.device.type == "cpu"
-            and not (value.requires_grad or value.is_nested or value.is_neg())
-        )
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        # what is cached must not change when the caller reuses its memory
+        if tensor.dtype == self.torch_dtype:
+            return tensor.clone(memory_format=torch.contiguous_format)
+        return tensor.to(self.torch_dtype, memory_format=torch.contiguous_format)
 
     def _check(self, tensor: torch.Tensor, where: str) -> None:
         """Refuse values that the canonical dtype or the bound does not allow."""
-        floats = tensor.is_floating_point() and self.torch_dtype.is_floating_point
-        # not so for NaN, which wins every max
-        if floats and float(tensor.abs().max()) <= self.bound:
+        if not tensor.numel() or self.torch_dtype == torch.bool:
             return
-        flat = tensor.flatten()
-        for bad, expected, remedy in self._rules(flat):
+        if tensor.is_floating_point() and self.torch_dtype.is_floating_point:
+            least, most = map(float, tensor.aminmax())  # both are NaN if any value is
+            if -self.bound <= least and most <= self.bound:
+                return
+        for bad, expected, remedy in self._rules(tensor):
             if bad.any():
-                position = int(bad.nonzero()[0])
-                value = flat[position].item()
-                index = map(int, np.unravel_index(position, tensor.shape))
+                index = bad.nonzero()[0].tolist()
+                value = tensor[tuple(index)].item()
                 known = f"{value:g}" if isinstance(value, float) else str(value)
-                got = f"{known} at [{', '.join(map(str, index))}]" if tensor.ndim else known
+                got = f"{known} at {index}" if index else known
                 raise InputError(where, expected, got, remedy if math.isfinite(value) else "")
 
-    def _rules(self, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, str, str]]:
+    def _rules(self, tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, str, str]]:
         """Which values are refused, what is expected, and a remedy for finite ones."""
-        to_floats, of_floats = self.torch_dtype.is_floating_point, flat.is_floating_point()
+        to_floats, of_floats = self.torch_dtype.is_floating_point, tensor.is_floating_point()
         lowest, highest = self._range
         expected, remedy = f"{self.dtype} values from {lowest} to {highest}", ""
         if to_floats:
             expected, remedy = f"finite values of magnitude <= {highest:g}", "Check the units."
-        wide = flat.double() if to_floats or of_floats else flat.long()
+        wide = tensor.double() if to_floats or of_floats else tensor.long()
         yield ~((wide >= lowest) & (wide <= highest)), expected, remedy  # NaN is nowhere
         if to_floats == of_floats:
             return
@@ -224,7 +217,7 @@ class Tensor(ItemType):
             expected = f"integers that {self.dtype} holds exactly"
             remedy = "Send floats to have them rounded."
         # 2**63 is no int64, and would come back as any number
-        changed = flat.to(self.torch_dtype).to(flat.dtype) != flat
+        changed = tensor.to(self.torch_dtype).to(tensor.dtype) != tensor
         yield changed | (wide.double() >= 2.0**63), expected, remedy
 
     @cached_property
@@ -250,11 +243,6 @@ class Tensor(ItemType):
     def bounds(self) -> list[Between]:
         return [Between(*ends(size)) for size in self.shape]
 
-    def describe(self) -> str:
-        if isinstance(self.bound, Between):
-            return f"{self.expected}, values {self.bound}"
-        return self.expected if self.bound is None else f"{self.expected}, |x| ≤ {self.bound:g}"
-
     def schema(self) -> dict[str, Any]:
         values = {"values": _in_json(self.bound)} if isinstance(self.bound, Between) else {}
         return {"shape": list(map(_in_json, self.shape)), "dtype": self.dtype, **values}
@@ -270,25 +258,24 @@ def _in_json(size: Any) -> Any:
 def _as_tensor(value: object, where: str, kind: Tensor) -> torch.Tensor:
     """The value as a strided CPU tensor of its own dtype, which may share its memory."""
     if isinstance(value, torch.Tensor):
-        value = strided(value, where, kind.expected)
-        if value.dtype not in _UNSIGNED:
-            return value
-        value = value.numpy()
-    if isinstance(value, (np.ndarray, np.generic)):
-        array = as_array(value, where, kind.expected)
+        tensor = strided(value, where, kind.expected)
     else:
-        array = _from_list(value, where, kind)
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        if array.dtype.itemsize == 8 and array.size and int(array.max()) >= 2**63:
-            raise InputError(where, kind.expected, f"the value {int(array.max())}")
-        array = array.astype(np.int64)
-    try:
-        # torch refuses negative strides and warns of read-only memory
-        return torch.from_numpy(array.copy())
-    except (TypeError, ValueError) as error:
-        # no number, not of this machine's byte order, or too long for torch
-        remedy = f"Convert it to {kind.dtype}."
-        raise InputError(where, kind.expected, f"dtype {array.dtype}", remedy) from error
+        is_array = isinstance(value, (np.ndarray, np.generic))
+        array = (
+            as_array(value, where, kind.expected) if is_array else _from_list(value, where, kind)
+        )
+        try:
+            # torch refuses negative strides and warns of read-only memory
+            tensor = torch.from_numpy(array.copy())
+        except (TypeError, ValueError) as error:
+            # no number, not of this machine's byte order, or too long for torch
+            remedy = f"Convert it to {kind.dtype}."
+            raise InputError(where, kind.expected, f"dtype {array.dtype}", remedy) from error
+    if tensor.dtype in _UNSIGNED:
+        tensor = tensor.long()
+        if len(huge := tensor[tensor < 0]):  # what int64 does not hold
+            raise InputError(where, kind.expected, f"the value {int(huge[0]) + 2**64}")
+    return tensor
 
 
 def _from_list(value: object, where: str, kind: Tensor) -> np.ndarray[Any, Any]:

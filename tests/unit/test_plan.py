@@ -15,8 +15,10 @@ from mmkit import (
     InputError,
     Modality,
     ModelSpec,
+    Record,
     SpecError,
     Tensor,
+    Text,
     Video,
     already_expanded,
     batched,
@@ -299,6 +301,16 @@ def test_the_hugging_face_processor_of_a_plan():
     assert [(at.start, at.placeholder.num_embeds) for at in preview.placements] == [(0, 2)]
     assert largest(plan.modalities["m"]) == 2
     assert options.key != hf(text="<2>", inputs=options.inputs, kwargs=options.kwargs).key
+
+
+def test_parts_of_a_record_go_under_the_names_that_the_spec_gives_them():
+    def called(values, b, return_tensors):
+        return {"x": [value * len(text) for value, text in zip(values, b, strict=True)]}
+
+    pair = Record(a=Tensor((2,)), b=Text(3))
+    plan = plan_of(modality(item=pair, process=hf(inputs={"a": "values"})), processor=called)
+    (got,) = plan.preview([5], {"m": {"a": [1.0, 2.0], "b": "abc"}}).fields["m"]
+    assert got["x"].tolist() == [3.0, 6.0]
 
 
 def test_modalities_that_name_one_processor_share_a_call():
