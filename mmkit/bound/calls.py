@@ -134,12 +134,9 @@ def outputs_of(items: Mapping[BoundModality, Taken]) -> Mapping[str, Any]:
 
 def _arguments(modality: BoundModality, values: Sequence[Any]) -> dict[str, list[Any]]:
     """The items under the names that the processor has for them, by default vLLM's."""
-    if modality.item.media:
-        own = {f"{modality.item.media}s": list(values)}
-    elif parts := modality.item.part_names:
-        own = {name: [value[name] for value in values] for name in parts}
-    else:
-        own = {modality.name: list(values)}
     hf = modality.processing.hf
     names = {"audios": "audio", **(hf.inputs if hf else {})}
-    return {names.get(key, key): value for key, value in own.items()}
+    arguments = [names.get(name, name) for name in modality.spec.arguments]
+    parts = modality.item.parts
+    own = [[value[part] for value in values] for part in parts] if parts else [list(values)]
+    return dict(zip(arguments, own, strict=True))

@@ -126,7 +126,7 @@ class Processing:
         if isinstance(self._process, Identity):
             # each part of a record is the field of its name
             columns: dict[str, Any] = dict.fromkeys(self._processed, taken.values)
-            if self._modality.item.part_names:
+            if self._modality.item.parts:
                 columns = {key: [one[key] for one in taken.values] for key in self._processed}
             return self.finish(columns, taken, in_parts=True)
         if self.shares_memory or (self.hf and self.hf.one_by_one):

@@ -53,14 +53,14 @@ def run(
         try:
             opened = open_checkpoint(spec, path, trust_remote_code=trust_remote_code)
         except SpecError as error:
-            errors = _all(error)
+            reasons = _all(error)
         else:
-            errors, remedy = binding_errors(spec, opened.scope), opened.remedy
-        if errors:
+            reasons, remedy = binding_errors(spec, opened.scope), opened.remedy
+        if reasons:
             console = Console(highlight=False)
-            for error in errors:
-                console.print(Text.assemble(("✗ ", "bold red"), error))
-            count = plural(len(errors), "error")
+            for reason in reasons:
+                console.print(Text.assemble(("✗ ", "bold red"), reason))
+            count = plural(len(reasons), "error")
             summary = f"\n{spec.name}: {count}, it cannot be bound. {remedy}"
             console.print(Text(summary.rstrip()))
             return 1

@@ -75,11 +75,6 @@ class ItemType(Part):
     dummy_sizes: ClassVar[tuple[str, ...]] = ()
     small_sizes: ClassVar[tuple[tuple[int, ...], ...]] = ()
 
-    @property
-    def part_names(self) -> tuple[str, ...]:
-        """The names of its `parts`."""
-        return tuple(self.parts)
-
     def bind(self, scope: Scope) -> Self:
         """This item type with its expressions evaluated on `cfg` and `proc`.
 

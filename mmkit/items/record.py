@@ -53,7 +53,7 @@ class Record(ItemType):
         if not parts:
             raise SpecError("Record", "at least one part", "none")
         for name, part in parts.items():
-            if not isinstance(part, ItemType) or part.part_names:
+            if not isinstance(part, ItemType) or part.parts:
                 expected = "a Tensor, a Text, an Image, a Video or an Audio"
                 raise SpecError(f"Record.{name}", expected, repr(part))
             if name in _FACTS or name.startswith("_"):
