@@ -104,7 +104,7 @@ def outputs_of(items: Mapping[BoundModality, Taken]) -> Mapping[str, Any]:
         InputError: the processor raises, or the options of the request state a fixed argument.
         SpecError: there is no processor, or it does not have a fixed argument.
     """
-    first, where = next(iter(items)), ", ".join(modality.where for modality in items)
+    first = next(iter(items))
     processing, options = first.processing, first.options
     hf, callee, text = processing.hf, processing.callee, processing.hf_text
     assert hf is not None
@@ -124,6 +124,7 @@ def outputs_of(items: Mapping[BoundModality, Taken]) -> Mapping[str, Any]:
     try:
         return callee(inputs, options, first.dtype)
     except Exception as error:
+        where = ", ".join(modality.where for modality in items)
         got = f"{type(error).__name__}: {error}".rstrip(".")
         remedy = ""
         if not callee.is_part and "text" not in inputs and "text" in str(error):
