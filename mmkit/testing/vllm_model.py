@@ -76,8 +76,8 @@ def batches(items: Sequence[Any], device: Any = "cpu") -> Iterator[Mapping[str, 
     if hasattr(utils, "group_and_batch_mm_items"):
         groups = utils.group_and_batch_mm_items(list(items), device=device)
         yield from (kwargs for _, kwargs in groups)
-    else:  # up to 0.15
-        yield MultiModalKwargsItems.from_seq(list(items)).get_data(device=device)
+    else:  # up to 0.15, on the CPU
+        yield MultiModalKwargsItems.from_seq(list(items)).get_data()
 
 
 def rows(model: Any, items: Sequence[Any]) -> list[torch.Tensor]:
