@@ -144,7 +144,7 @@ def _pretrained(folder: Path) -> dict[str, str]:
         "vllm_module": module,
         "minutes": "trains the encoder, and low-rank changes of the language model",
         "options": "--max-model-len 1024",
-        "language_text": f"that of {folder}, with low-rank changes",
+        "language_text": f"that of {folder}, with low-rank changes; its path is there",
         "language_model": str(path.resolve()),
         "dtype": str(config.dtype or "torch.float32"),
     }
