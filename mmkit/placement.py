@@ -6,7 +6,7 @@ stands in the prompt and leaves it as it is, so an expanded prompt is not expand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, compress, groupby, repeat
@@ -90,6 +90,11 @@ class Alternatives:
         return frozenset([*self.targets, *((token,) for token in self.placeholder.embed_ids)])
 
     @cached_property
+    def begins(self) -> frozenset[int]:
+        """The ids with which leftovers begin."""
+        return frozenset(target[0] for target in self.leftovers)
+
+    @cached_property
     def sought(self) -> dict[Reading, list[Sought]]:
         """The ids that stand for the item, by the reading of the prompt."""
         layout = Sought(self.placeholder.text, is_layout=True)
@@ -169,8 +174,8 @@ def place(
             return search.run(reading)
         except _Misfit as misfit:
             if reading != "either":
-                (refusal,) = misfit.args
-    raise refusal
+                refuse, *told = misfit.args
+    raise refuse(*told)
 
 
 def may_be_split(items: Items) -> bool:
@@ -226,7 +231,8 @@ def expanded_as_text(
 
 
 class _Misfit(Exception):
-    """A reading of a prompt that does not fit, with the refusal where none does."""
+    """A reading of a prompt that does not fit, with what makes the refusal where none does, and its
+    arguments."""
 
 
 class _Match(NamedTuple):
@@ -270,7 +276,7 @@ class _Search:
         position = 0
         for begin, end, _, modality, index in self._matches(reading):
             if begin < position:  # an anchor inside a target that another layout replaces
-                raise _Misfit(self._not_found(modality, index))
+                raise _Misfit(self._not_found, modality, index)
             rest.append(self.text[position:begin])
             ids += self.prompt[position:begin]
             placeholder = self.items[modality][index].placeholder
@@ -330,7 +336,7 @@ class _Search:
             if place < begin:
                 nearest, begin = sought, place
         if nearest is None:
-            raise _Misfit(self._not_found(modality, index))
+            raise _Misfit(self._not_found, modality, index)
         end = begin + len(nearest.text)
         return _Match(begin, end, nearest.is_layout, modality, index)
 
@@ -344,22 +350,23 @@ class _Search:
             raise InputError(where, expected, got, remedy)
 
     def _check_leftovers(self, rest: list[str]) -> None:
-        known: dict[str, Collection[Target]] = {
-            name: frozenset().union(*(own.leftovers for own in _distinct({name: items})))
-            for name, items in self.items.items()
-        }
-        begins = {target[0] for own in (*known.values(), self.reserved) for target in own}
+        begins = {target[0] for target in self.reserved}
+        begins.update(*(own.begins for own in _distinct(self.items)))
         remaining = "".join(rest)
         if not any(chr(begin) in remaining for begin in begins):  # each a search in C
             return
-        for modality, leftovers in known.items():
-            if _left_over(leftovers, rest):
-                raise _Misfit(self._wrong_count(modality, InputError))
+        for modality, items in self.items.items():
+            leftovers = (own.leftovers for own in _distinct({modality: items}))
+            if any(_left_over(own, rest) for own in leftovers):
+                raise _Misfit(self._wrong_count, modality, InputError)
         if target := _left_over(self.reserved, rest):
-            got = f"the placeholder {_brief(target)} without its item"
-            remedy = "Send the item, or leave the placeholder out."
-            where = f"{self.where}.{self.reserved[target]}"
-            raise _Misfit(InputError(where, "one item per placeholder", got, remedy))
+            raise _Misfit(self._without_item, target)
+
+    def _without_item(self, target: Target) -> InputError:
+        got = f"the placeholder {_brief(target)} without its item"
+        remedy = "Send the item, or leave the placeholder out."
+        where = f"{self.where}.{self.reserved[target]}"
+        return InputError(where, "one item per placeholder", got, remedy)
 
     def _not_found(self, modality: str, index: int) -> InputError:
         items, where = self.items[modality], f"{self.where}.{modality}"

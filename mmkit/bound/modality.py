@@ -33,19 +33,20 @@ class Numbered(Alternatives):
     scope, and with it processed tensors, alive.
 
     Attributes:
+        here: those at its own position, which items of one geometry share.
         scope: that of the item.
         evaluate: the alternatives in another scope.
     """
 
+    here: Alternatives
     scope: Scope
     evaluate: Callable[[Scope], Alternatives]
 
     def at(self, index: int) -> Alternatives:
-        scope = self.scope
-        if scope.item.index != index:
-            item = SimpleNamespace(**{**vars(scope.item), "index": index})
-            scope = replace(scope, item=item)
-        return self.evaluate(scope)  # which items of one geometry share
+        if self.scope.item.index == index:
+            return self.here
+        item = SimpleNamespace(**{**vars(self.scope.item), "index": index})
+        return self.evaluate(replace(self.scope, item=item))
 
 
 class _Facts(SimpleNamespace):
@@ -229,8 +230,9 @@ class BoundModality:
                 scope = self.scope(value, index, own, taken.total)
                 alternatives = placeholders.alternatives(scope)
                 if placeholders.depends_on_index:
-                    ways, evaluate = alternatives.ways, placeholders.alternatives
-                    alternatives = Numbered(alternatives.placeholder, ways, scope, evaluate)
+                    parts = alternatives.placeholder, alternatives.ways
+                    evaluate = placeholders.alternatives
+                    alternatives = Numbered(*parts, alternatives, scope, evaluate)
                 elif not placeholders.varies:
                     placeholders.shared = alternatives
             rows = alternatives.placeholder.num_embeds
@@ -253,9 +255,10 @@ class BoundModality:
         if isinstance(update, AlreadyExpanded) or not roots.isdisjoint(("fields", "function")):
             layouts = self.layouts(taken, may_be_larger=True)
             return [(own.ways[0].target, own.written[0]) for own in layouts]
-        scopes = [self.scope(v, i, None, taken.total) for i, v in enumerate(taken.values)]
-        targets = map(update.resolve, scopes)
-        return [(t, t if isinstance(update, Replace) else ()) for t in targets]
+        is_replaced = isinstance(update, Replace)
+        total = taken.total
+        scopes = [self.scope(value, i, None, total) for i, value in enumerate(taken.values)]
+        return [(target, target if is_replaced else ()) for target in map(update.resolve, scopes)]
 
     def process(self, value: Any) -> dict[str, Any]:
         """The processed fields of an item that the spec itself states.
