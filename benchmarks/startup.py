@@ -25,7 +25,7 @@ print(time.perf_counter() - start)
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=3, help="Processes of each kind, in turns.")] = 15,
+    rounds: Annotated[int, typer.Option(min=3, help="Processes, and makings of each spec.")] = 15,
 ) -> None:
     """Import time, and the time in which classes are generated."""
     milliseconds = {"importing mmkit": []}

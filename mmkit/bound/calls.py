@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +116,7 @@ def outputs_of(items: Mapping[BoundModality, Taken]) -> Mapping[str, Any]:
     )
     inputs |= hf.kwargs
     for modality, own in items.items():
-        inputs.update(_arguments(modality, own.values))
+        inputs.update(zip(modality.processing.arguments, _columns(modality, own), strict=True))
     if "text" in inputs:  # as many placeholders as items, however long they make it
         options = {"truncation": False, **options}
     if callee.is_part:
@@ -133,11 +133,7 @@ def outputs_of(items: Mapping[BoundModality, Taken]) -> Mapping[str, Any]:
         raise InputError(where, expected, got, remedy) from error
 
 
-def _arguments(modality: BoundModality, values: Sequence[Any]) -> dict[str, list[Any]]:
-    """The items under the names that the processor has for them, by default vLLM's."""
-    hf = modality.processing.hf
-    names = {"audios": "audio", **(hf.inputs if hf else {})}
-    arguments = [names.get(name, name) for name in modality.spec.arguments]
-    parts = modality.item.parts
-    own = [[value[part] for value in values] for part in parts] if parts else [list(values)]
-    return dict(zip(arguments, own, strict=True))
+def _columns(modality: BoundModality, taken: Taken) -> list[list[Any]]:
+    """The items, or each of their parts."""
+    parts, values = modality.item.parts, taken.values
+    return [[value[part] for value in values] for part in parts] if parts else [list(values)]

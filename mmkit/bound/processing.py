@@ -99,21 +99,28 @@ class Processing:
         Raises:
             SpecError: there is no processor, or it lacks a fixed argument.
         """
-        own, part = self._modality.static.proc, self.hf_processor
-        if part is None:
-            if own is None:
-                where = f"{self._modality.model}, process"
-                expected, remedy = (
-                    "a Hugging Face processor for hf()",
-                    "Bind the spec with processor=.",
-                )
-                raise SpecError(where, expected, "none", remedy)
-            return Callee(own.loaded if isinstance(own, LazyProcessor) else own, is_part=False)
-        callee = Callee(part, is_part=True)
-        if odd := [name for name in (self.hf.kwargs if self.hf else ()) if not callee.takes(name)]:
-            expected = "hf(kwargs=...) to name arguments of the processor"
-            raise SpecError(self._where, expected, repr(odd[0]))
-        return callee
+        hf, own, part = self.hf, self._modality.static.proc, self.hf_processor
+        assert hf is not None
+        if part is not None:
+            callee = Callee(part, is_part=True)
+            if odd := [name for name in hf.kwargs if not callee.takes(name)]:
+                expected = "hf(kwargs=...) to name arguments of the processor"
+                raise SpecError(self._where, expected, repr(odd[0]))
+            return callee
+        if own is None:
+            where, expected = (
+                f"{self._modality.model}, process",
+                "a Hugging Face processor for hf()",
+            )
+            raise SpecError(where, expected, "none", "Bind the spec with processor=.")
+        return Callee(own.loaded if isinstance(own, LazyProcessor) else own, is_part=False)
+
+    @cached_property
+    def arguments(self) -> list[str]:
+        """The names that the Hugging Face processor has for the items, or their parts; by default
+        vLLM's."""
+        names = {"audios": "audio", **(self.hf.inputs if self.hf else {})}
+        return [names.get(name, name) for name in self._modality.spec.arguments]
 
     def run(self, taken: Taken) -> Processed:
         """The processed fields of canonical items.
@@ -218,9 +225,8 @@ class Processing:
                 if are_pixels and all(type(size) is int for size in shape):
                     # until somebody looks at it, numpy's memory costs no time, torch's does
                     memory = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
-                    raw[name] = [torch.from_numpy(memory).view(dtype).view(shape)] * len(
-                        taken.values
-                    )
+                    zeros = torch.from_numpy(memory).view(dtype).view(shape)
+                    raw[name] = [zeros] * len(taken.values)
         return self.finish(raw, taken, in_parts=True) if len(raw) == len(stated) else None
 
     def finish(self, raw: Mapping[str, Any], taken: Taken, *, in_parts: bool = False) -> Processed:

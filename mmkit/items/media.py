@@ -34,6 +34,7 @@ from .base import (
     strided,
 )
 
+_ORIENTATION = 0x0112  # the EXIF tag that says how a picture was held
 _ANY: Any = math.inf
 
 _AUDIO = "a 1-D float array or an (array, sampling rate) pair"
@@ -103,8 +104,9 @@ class Image(_Media):
             return _pil().fromarray(pixels, "RGB")
         if self.only_pictures:
             got = f"{dtype_name(media.dtype)} values of shape {tuple(media.shape)}"
-            bytes_of_them = "Convert it to uint8 values from 0 to 255."
-            remedy = "Send three channels." if are_bytes else bytes_of_them
+            remedy = "Convert it to uint8 values from 0 to 255."
+            if are_bytes:
+                remedy = "Send three channels."
             raise InputError(where, "a PIL image or 8-bit RGB pixels", got, remedy)
         check_finite(media, where)
         return value
@@ -245,7 +247,9 @@ class Audio(_Media):
             raise InputError(where, self.expected, f"{len(array)} samples")
         return array
 
-    def _at_rate(self, samples: Any, rate: float, where: str) -> Any:
+    def _at_rate(
+        self, samples: np.ndarray[Any, Any], rate: float, where: str
+    ) -> np.ndarray[Any, Any]:
         if self.rate is None:
             expected = "samples alone, since the spec states no sampling rate"
             raise InputError(where, expected, f"{rate:g} Hz", "Send the array.")
@@ -323,7 +327,7 @@ def _pil() -> Any:
 def _rgb(image: Any) -> Any:
     """A PIL image in RGB, as vLLM makes it."""
     with suppress(Exception):  # of EXIF data that cannot be read
-        if image.getexif().get(0x0112, 1) != 1:  # how the picture was held
+        if image.getexif().get(_ORIENTATION, 1) != 1:
             from PIL import ImageOps
 
             image = ImageOps.exif_transpose(image)
