@@ -14,7 +14,8 @@ import pickle
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Mapping
 from concurrent.futures import (
     BrokenExecutor,
     CancelledError,
@@ -24,8 +25,11 @@ from concurrent.futures import (
 )
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
+from itertools import chain
 from multiprocessing import get_context, parent_process
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
@@ -57,6 +61,12 @@ _MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 _LARGE = 2**16
 """Bytes that are worth a file."""
+
+_ALIGNED = 64
+"""Bytes at whose multiples the parts of a file begin."""
+
+_SPARE = 4
+"""Files of each process that are kept, to be written again."""
 
 
 @dataclass(frozen=True)
@@ -203,17 +213,32 @@ class _Process:
 
     def __init__(self, recipe: bytes, where: str) -> None:
         self._folder = tempfile.mkdtemp(prefix="mmkit-render-", dir=_MEMORY)
+        self._items = _new_file(self._folder)
+        self._spare = set[str]()
         self._pool = ProcessPoolExecutor(1, _CONTEXT)
         self.pid = self._pool.submit(os.getpid)
         self.ready = self._pool.submit(_prepare, recipe, where, self._folder)
 
     def process(self, items: Mapping[str, Taken]) -> dict[str, Processed]:
-        sent = {name: taken._replace(values=self._sent(taken)) for name, taken in items.items()}
-        answer: dict[str, Processed] = _loaded(self._pool.submit(_answer, sent).result(PATIENCE))
-        return answer
+        sent = _dumped(items, self._items)
+        answer = self._pool.submit(_answer, sent, [*self._spare]).result(PATIENCE)
+        return {name: [*map(self._loaded, of_items)] for name, of_items in answer.items()}
 
-    def _sent(self, taken: Taken) -> list[Any]:
-        return [_sent(value, self._folder) for value in taken.values]
+    def _loaded(self, sent: _Sent) -> Any:
+        size = max((end for _, end in sent.spans), default=0)
+        memory = torch.from_file(sent.path, shared=True, size=size, dtype=torch.uint8).numpy()
+        # what is read refers to this array; new memory takes the kernel longer than a copy
+        weakref.finalize(memory, self._release, sent.path).atexit = False
+        self._spare.discard(sent.path)
+        parts = [memory[begin:end] for begin, end in sent.spans]
+        return pickle.loads(sent.pickled, buffers=parts)
+
+    def _release(self, path: str) -> None:
+        """A file may be written again."""
+        if len(self._spare) < _SPARE:
+            self._spare.add(path)
+        else:
+            Path(path).unlink(missing_ok=True)
 
     def end(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -223,84 +248,67 @@ class _Process:
 
 
 class _Sent(NamedTuple):
-    """A tensor on its way, or what is made of it. Large ones lie in a file of a folder in memory,
-    which the receiver maps: torch's own shared memory takes twice the time.
+    """A value on its way to another process.
 
     Attributes:
-        content: the bytes, or the path of the file.
-        dtype: that of the tensor.
-        shape: that of the tensor.
-        make: a function of the tensor.
+        pickled: its pickle, without what is large.
+        path: of the file that holds what is large.
+        spans: where that lies in the file.
     """
 
-    content: bytes | str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    make: Callable[[torch.Tensor], Any]
-
-    @classmethod
-    def of_tensor(cls, tensor: torch.Tensor, folder: str) -> _Sent:
-        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return cls(_written(data, folder), tensor.dtype, tuple(tensor.shape), _itself)
-
-    @classmethod
-    def of_array(cls, array: Any, folder: str, make: Callable[[torch.Tensor], Any]) -> _Sent:
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-        return cls(_written(data, folder), dtype, array.shape, make)
-
-    def load(self) -> Any:
-        count = math.prod(self.shape)
-        if isinstance(self.content, str):
-            tensor = torch.from_file(self.content, shared=True, size=count, dtype=self.dtype)
-            os.unlink(self.content)
-        elif count:
-            tensor = torch.frombuffer(bytearray(self.content), dtype=self.dtype)
-        else:
-            tensor = torch.empty(0, dtype=self.dtype)
-        return self.make(tensor.reshape(self.shape))
+    pickled: bytes
+    path: str
+    spans: list[tuple[int, int]]
 
 
-def _written(data: Any, folder: str) -> bytes | str:
-    """Bytes as they are, or the path of a file that holds them."""
-    if data.nbytes < _LARGE:
-        return bytes(data)
+def _new_file(folder: str) -> str:
     file, path = tempfile.mkstemp(dir=folder)
-    with open(file, "wb") as opened:
-        data.tofile(opened)
+    os.close(file)
     return path
 
 
-def _image(pixels: torch.Tensor) -> Any:
+def _dumped(value: Any, path: str) -> _Sent:
+    """A value for another process; what is large of it goes to a file."""
+    large: list[memoryview] = []
+
+    def is_small(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes >= _LARGE:
+            large.append(raw)
+        return raw.nbytes < _LARGE
+
+    pickled = io.BytesIO()
+    _ItemPickler(pickled, protocol=5, buffer_callback=is_small).dump(value)
+    spans: list[tuple[int, int]] = []
+    with open(path, "r+b") as file:
+        for raw in large:
+            begin = math.ceil(file.tell() / _ALIGNED) * _ALIGNED
+            file.seek(begin)
+            spans.append((begin, begin + file.write(raw)))
+    return _Sent(pickled.getvalue(), path, spans)
+
+
+class _ItemPickler(pickle.Pickler):
+    """Pickles tensors and images as arrays, whose memory need not be copied into the pickle."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is torch.Tensor and value.layout is torch.strided:
+            plain = value.detach().resolve_conj().resolve_neg().contiguous()
+            data = plain.reshape(-1).view(torch.uint8).numpy()
+            return _tensor, (data, value.dtype, value.shape)
+        if getattr(value, "mode", None) == "RGB":
+            return _image, (np.asarray(value),)
+        return NotImplemented
+
+
+def _tensor(data: Any, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    return torch.from_numpy(data).view(dtype).reshape(shape)
+
+
+def _image(pixels: Any) -> Any:
     from PIL import Image
 
-    return Image.fromarray(pixels.numpy())
-
-
-def _array(tensor: torch.Tensor) -> Any:
-    return tensor.numpy()
-
-
-def _sent(value: Any, folder: str) -> Any:
-    """An item, or the fields of one, in the form for another process."""
-    if getattr(value, "mode", None) == "RGB":
-        return _Sent.of_array(np.asarray(value), folder, _image)
-    if type(value) is np.ndarray and value.nbytes >= _LARGE:
-        return _Sent.of_array(value, folder, _array)
-    if type(value) is torch.Tensor and value.layout is torch.strided:
-        return _Sent.of_tensor(value.resolve_conj().resolve_neg(), folder)
-    return _each(lambda part: _sent(part, folder), value)
-
-
-def _loaded(value: Any) -> Any:
-    return value.load() if isinstance(value, _Sent) else _each(_loaded, value)
-
-
-def _each(function: Callable[[Any], Any], value: Any) -> Any:
-    """A dictionary, a list or a tuple of parts; or the value itself."""
-    if isinstance(value, dict):
-        return type(value)((name, function(part)) for name, part in value.items())
-    return type(value)(map(function, value)) if type(value) in (list, tuple) else value
+    return Image.fromarray(pixels)
 
 
 _plan: Plan
@@ -330,11 +338,17 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _answer(sent: Mapping[str, Taken]) -> Any:
-    items = {name: taken._replace(values=_loaded(taken.values)) for name, taken in sent.items()}
+def _answer(sent: _Sent, spare: list[str]) -> dict[str, list[_Sent]]:
+    """The processed fields of items, each in a file of its own."""
+    # copies: the file is written again for the next request
+    buffers = [
+        np.fromfile(sent.path, np.uint8, end - begin, offset=begin) for begin, end in sent.spans
+    ]
+    items = pickle.loads(sent.pickled, buffers=buffers)
     try:
-        done = {name: list(own) for name, own in _plan.process(items).items()}
-        return _sent(done, _folder)
+        done = _plan.process(items)
+        paths = chain(spare, iter(partial(_new_file, _folder), None))
+        return {name: [*map(_dumped, own, paths)] for name, own in done.items()}
     except MmkitError:
         raise
     except Exception as error:  # another class might not arrive

@@ -68,12 +68,13 @@ def process(items, scope):
     return {"x": items}
 
 
-SPEC = ModelSpec("spec", modality(item=Tensor(shape=(between(1, 3), 2)), process=process))
+SPEC = ModelSpec("spec", modality(item=Tensor(shape=(between(1, 9999), 2)), process=process))
 RECIPE = Recipe(SPEC, CONFIG, None, None, {}, None, None)
 
 
 def items(*first):
-    return {"m": Taken([torch.full((1 + i % 3, 2), float(value)) for i, value in enumerate(first)], False, len(first))}
+    values = [torch.full((1 + 4500 * (i % 3), 2), float(value)) for i, value in enumerate(first)]
+    return {"m": Taken.whole(values)}
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,14 @@ def processes():
 def test_a_refusal_is_the_same(processes):
     sentence = "spec.m[0]: expected a number that is not -1, got -1."
     refused(InputError, sentence, processes.process(items(-1)).result, 60)
+
+
+def test_what_is_held_stays(processes):
+    """Large fields lie in files, which are written again."""
+    fields = [processes.process(items(*[number] * 3)).result(60)["m"][2]["x"] for number in range(12)]
+    del fields[::3]
+    fields += [processes.process(items(*[number] * 3)).result(60)["m"][2]["x"] for number in range(12)]
+    assert [float(x.mean()) for x in fields] == [*(n for n in range(12) if n % 3), *range(12)]
 
 
 @pytest.mark.parametrize("how", ["by an item", "from outside", "it hangs"])
