@@ -3,7 +3,7 @@
 The same requests through both, in one process, in turns: the stored cases of `tests/data/oracles`
 that both take. A request is parsed and processed as vLLM's renderer does it. The time in the
 Hugging Face processor (the call of vLLM's `InputProcessingContext.call_hf_processor`, or of mmkit's
-`Callee`) is taken apart, since it is not the library's: `own` is all the rest, vLLM's base classes
+`Call`) is taken apart, since it is not the library's: `own` is all the rest, vLLM's base classes
 included. Times are those of the one thread on its core, so that other processes of the machine take
 no part in them.
 """
@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mmkit.bound.calls import Callee
+from mmkit.bound.calls import Call
 
 from . import measure
 
@@ -45,7 +45,7 @@ PARTS = {
     "startup": "start-up",
 }
 SIDES = ("generated", "hand_written")
-_CALL = Callee.__call__
+_CALL = Call.__call__
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Side:
                 self.in_hf += clock() - start
 
         if is_generated:
-            Callee.__call__ = timed  # type: ignore[method-assign]
+            Call.__call__ = timed  # type: ignore[method-assign]
         else:
             object.__setattr__(context, "call_hf_processor", timed)
 

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from . import placement
-from .bound.calls import outputs_of
+from .bound.calls import Call
 from .bound.intake import Taken
 from .bound.memo import Memo, options_key
 from .bound.modality import BoundModality
@@ -226,7 +226,7 @@ class Plan:
             SpecError: the outputs contradict the declared fields, or there is no processor.
         """
         done: dict[str, Processed] = {}
-        shared: dict[Hashable, dict[BoundModality, Taken]] = {}
+        shared: dict[Hashable, dict[Call, Taken]] = {}
         for name, own in taken.items():
             modality = self.modalities[name]
             modality.intake.check_present(own.values, "None, and no such item in the cache")
@@ -237,14 +237,14 @@ class Plan:
                 done[name] = own.values
             elif own.are_largest and (zeros := processing.zeros(own)):
                 done[name] = zeros
-            elif processing.hf is None or processing.hf.one_by_one:
+            elif (call := processing.call) is None or call.hf.one_by_one:
                 done[name] = processing.run(own)
             else:
-                shared.setdefault(processing.hf.key, {})[modality] = own
-        for items in shared.values():
-            outputs = outputs_of(items)
-            for modality, own in items.items():
-                done[modality.name] = modality.processing.finish(outputs, own)
+                shared.setdefault(call.hf.key, {})[call] = own
+        for calls in shared.values():
+            outputs = next(iter(calls)).outputs(calls)
+            for call, own in calls.items():
+                done[call.modality.name] = call.modality.processing.finish(outputs, own)
         return done
 
     def preview(self, prompt: Prompt, data: Mapping[str, object]) -> Preview:

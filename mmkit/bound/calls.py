@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import InputError
+from ..errors import InputError, SpecError
+from ..expr import evaluate
+from ..field import HF
 from ..items import unscoped
 from ..node import mapped
 
@@ -45,95 +47,112 @@ class LazyProcessor:
         return self.loaded(*args, **kwargs)
 
 
-class Callee:
-    """A Hugging Face processor, or an object that is called like one. Its signature is read once.
+class Call:
+    """The call of a Hugging Face processor, or of an object that is called like one, for the items
+    of one modality. Its signature is read once.
 
     Attributes:
-        is_part: whether it is called in place of the model's processor. It then gets those of the
-            items and fixed arguments that it has arguments for.
+        hf: the declaration.
+        modality: the modality.
     """
 
-    def __init__(self, processor: Callable[..., Any], *, is_part: bool) -> None:
-        self._processor, self.is_part = processor, is_part
+    def __init__(self, modality: BoundModality, hf: HF) -> None:
+        self.modality, self.hf = modality, hf
+        names = {"audios": "audio", **hf.inputs}
+        self._arguments = [names.get(name, name) for name in modality.spec.arguments]
+
+    @cached_property
+    def part(self) -> Any:
+        """What is called in place of the model's processor; None for that itself. It gets those of
+        the items that it has arguments for."""
+        return self._evaluated(self.hf.processor)
+
+    @cached_property
+    def text(self) -> Any:
+        """The text of one item, or None."""
+        return self._evaluated(self.hf.text)
+
+    def _evaluated(self, value: Any) -> Any:
+        with self.modality.at("process"):
+            return evaluate(value, self.modality.static)
+
+    @cached_property
+    def processor(self) -> Callable[..., Any]:
+        """What is called.
+
+        Raises:
+            SpecError: there is no processor.
+        """
+        own = self.modality.static.proc if self.part is None else self.part
+        if own is None:
+            where, remedy = f"{self.modality.model}, process", "Bind the spec with processor=."
+            raise SpecError(where, "a Hugging Face processor for hf()", "none", remedy)
+        return own.loaded if isinstance(own, LazyProcessor) else own  # type: ignore[no-any-return]
+
+    @cached_property
+    def takes(self) -> Callable[[str], bool]:
+        """Tells whether the processor has an argument of some name."""
         # nearly all are objects of a class that says how they are called
-        call: Any = type(processor).__call__
-        signature = _signature(call) if inspect.isfunction(call) else inspect.signature(processor)
-        parameters = signature.parameters.values()
-        self._named = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
-        self._takes_any = len(self._named) < len(parameters)
+        call: Any = type(self.processor).__call__
+        known = _signature(call) if inspect.isfunction(call) else inspect.signature(self.processor)
+        parameters = known.parameters.values()
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        names = {one.name for one in parameters}
+        return lambda name: takes_any or name in names
 
-    def takes(self, name: str) -> bool:
-        """Whether the processor has an argument of that name."""
-        return self._takes_any or name in self._named
+    def __call__(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The outputs for some arguments, floats in the dtype of the modality."""
+        in_dtype = partial(_in_dtype, dtype=self.modality.dtype)
+        return mapped(in_dtype, self.processor(**arguments))  # type: ignore[no-any-return]
 
-    def __call__(
-        self, inputs: Mapping[str, Any], options: Mapping[str, Any], dtype: torch.dtype | None
-    ) -> dict[str, Any]:
-        """Its outputs, as vLLM has them: with the options that it takes.
+    def outputs(self, items: Mapping[Call, Taken]) -> Mapping[str, Any]:
+        """The outputs for the items of the modalities that share the call, as vLLM has them: with
+        those options of the request that the processor takes.
 
         Args:
-            inputs: items and fixed arguments.
-            options: the others.
-            dtype: that of floats; None leaves them as they are.
+            items: canonical items, by the calls of their modalities. All have one `HF.key`.
+
+        Raises:
+            InputError: the processor raises, or the options of the request state a fixed argument.
+            SpecError: there is no processor.
         """
-        if self.is_part:
+        hf, options = self.hf, self.modality.options
+        if stated := set(hf.kwargs).intersection(options):
+            at, option = f"{self.modality.where}, mm_processor_kwargs", min(stated)
+            raise InputError(at, f"no {option}, which the spec fixes", repr(options[option]))
+        inputs: dict[str, Any] = {}
+        if self.text is not None:  # as many placeholders as items, however long they make it
+            inputs["text"] = self.text * sum(len(own.values) for own in items.values())
+            options = {"truncation": False, **options}
+        for call, own in items.items():
+            inputs |= call._columns(own)
+        if self.part is not None:
             inputs = {name: value for name, value in inputs.items() if self.takes(name)}
+            options = unscoped(options, [call.modality.item for call in items])
         taken = {name: value for name, value in options.items() if self.takes(name)}
         if dropped := sorted(set(options).difference(taken)):
-            kind = type(self._processor).__name__
+            kind = type(self.processor).__name__
             logger.warning("%s takes none of the options %s", kind, dropped)
         if self.takes("return_tensors"):
             taken.setdefault("return_tensors", "pt")
-        outputs = self._processor(**inputs, **taken)
-        return mapped(partial(_in_dtype, dtype=dtype), outputs)  # type: ignore[no-any-return]
+        try:
+            return self({**inputs, **hf.kwargs, **taken})
+        except Exception as error:
+            where = ", ".join(call.modality.where for call in items)
+            got = f"{type(error).__name__}: {error}".rstrip(".")
+            remedy = ""
+            if self.part is None and "text" not in inputs and "text" in str(error):
+                remedy = "Name a part, for example hf(proc.image_processor), or give hf(text=...)."
+            expected = "items that the Hugging Face processor takes"
+            raise InputError(where, expected, got, remedy) from error
+
+    def _columns(self, taken: Taken) -> dict[str, list[Any]]:
+        """The arguments for some items: they, or each of their parts."""
+        parts, values = self.modality.item.parts, taken.values
+        columns = [[value[part] for value in values] for part in parts] or [list(values)]
+        return dict(zip(self._arguments, columns, strict=True))
 
 
 def _in_dtype(value: Any, dtype: torch.dtype | None) -> Any:
     is_cast = dtype is not None and isinstance(value, torch.Tensor) and value.is_floating_point()
     return value.to(dtype) if is_cast else value
-
-
-def outputs_of(items: Mapping[BoundModality, Taken]) -> Mapping[str, Any]:
-    """The outputs of a Hugging Face processor, or an object called like one, for the items of the
-    modalities that share it.
-
-    Args:
-        items: canonical items, by modality. All have one `HF.key`.
-
-    Raises:
-        InputError: the processor raises, or the options of the request state a fixed argument.
-        SpecError: there is no processor, or it does not have a fixed argument.
-    """
-    first = next(iter(items))
-    processing, options = first.processing, first.options
-    hf, callee, text = processing.hf, processing.callee, processing.hf_text
-    assert hf is not None
-    if stated := set(hf.kwargs).intersection(options):
-        at, option = f"{first.where}, mm_processor_kwargs", min(stated)
-        raise InputError(at, f"no {option}, which the spec fixes", repr(options[option]))
-    inputs: dict[str, Any] = (
-        {} if text is None else {"text": text * sum(len(own.values) for own in items.values())}
-    )
-    inputs |= hf.kwargs
-    for modality, own in items.items():
-        inputs.update(zip(modality.processing.arguments, _columns(modality, own), strict=True))
-    if "text" in inputs:  # as many placeholders as items, however long they make it
-        options = {"truncation": False, **options}
-    if callee.is_part:
-        options = unscoped(options, [modality.item for modality in items])
-    try:
-        return callee(inputs, options, first.dtype)
-    except Exception as error:
-        where = ", ".join(modality.where for modality in items)
-        got = f"{type(error).__name__}: {error}".rstrip(".")
-        remedy = ""
-        if not callee.is_part and "text" not in inputs and "text" in str(error):
-            remedy = "Name a part, for example hf(proc.image_processor), or give hf(text=...)."
-        expected = "items that the Hugging Face processor takes"
-        raise InputError(where, expected, got, remedy) from error
-
-
-def _columns(modality: BoundModality, taken: Taken) -> list[list[Any]]:
-    """The items, or each of their parts."""
-    parts, values = modality.item.parts, taken.values
-    return [[value[part] for value in values] for part in parts] if parts else [list(values)]

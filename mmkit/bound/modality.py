@@ -328,7 +328,7 @@ class BoundModality:
         if self.needs_hf:
             return
         small = self.item.smallest()
-        if self.processing.hf is None:
+        if self.processing.call is None:
             self.processing.rehearse([*self.item.candidates()[:1], *small[:1]])
         _, most = self.largest()
         for least in [self._placeholder(value).num_embeds for value in small]:

@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from itertools import chain, combinations, product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,10 +14,10 @@ import torch
 from numpy.lib.array_utils import byte_bounds
 
 from ..errors import At, SpecError
-from ..expr import Fields, Scope, evaluate
+from ..expr import Fields, Scope
 from ..field import HF, Field, Flat, Identity, unpadded
 from ..node import evaluate_all, leaves, mapped
-from .calls import Callee, LazyProcessor, outputs_of
+from .calls import Call
 from .intake import Taken
 
 if TYPE_CHECKING:
@@ -35,13 +34,14 @@ class Processing:
     Attributes:
         fields: the bound fields, by name.
         from_facts: names of the derived fields that depend on the facts of an item alone.
-        hf: the bound call of a Hugging Face processor; None where `process` is something else.
+        call: that of a Hugging Face processor; None where `process` is something else.
         shares_memory: whether a function of the spec returns memory that it writes to again, so
             that what it returns is copied.
     """
 
     def __init__(self, modality: BoundModality, fields: dict[str, Field], hf: HF | None) -> None:
-        self._modality, self.fields, self.hf = modality, fields, hf
+        self._modality, self.fields = modality, fields
+        self.call = Call(modality, hf) if hf else None
         self._where, self._process = f"{modality.where}, process", modality.spec.process
         # derived fields may depend on processed ones, and the sizes of flat fields on both
         order = sorted(fields.items(), key=lambda f: (isinstance(f[1], Flat), f[1].is_derived))
@@ -78,50 +78,6 @@ class Processing:
         pairs = enumerate(zip(taken.values, parts, strict=True), taken.first)
         return [scope(value, i, own, total, of_fields=True) for i, (value, own) in pairs]
 
-    @cached_property
-    def hf_processor(self) -> Any:
-        """The processor of `hf(processor)`; None for the checkpoint's own."""
-        with self._modality.at("process"):
-            return evaluate(self.hf.processor, self._modality.static) if self.hf else None
-
-    @cached_property
-    def hf_text(self) -> str | None:
-        """The text of one item for the Hugging Face processor, or None."""
-        if self.hf is None or self.hf.text is None:
-            return None
-        with self._modality.at("process"):
-            return str(evaluate(self.hf.text, self._modality.static))
-
-    @cached_property
-    def callee(self) -> Callee:
-        """What `hf` calls.
-
-        Raises:
-            SpecError: there is no processor, or it lacks a fixed argument.
-        """
-        hf, own, part = self.hf, self._modality.static.proc, self.hf_processor
-        assert hf is not None
-        if part is not None:
-            callee = Callee(part, is_part=True)
-            if odd := [name for name in hf.kwargs if not callee.takes(name)]:
-                expected = "hf(kwargs=...) to name arguments of the processor"
-                raise SpecError(self._where, expected, repr(odd[0]))
-            return callee
-        if own is None:
-            where, expected = (
-                f"{self._modality.model}, process",
-                "a Hugging Face processor for hf()",
-            )
-            raise SpecError(where, expected, "none", "Bind the spec with processor=.")
-        return Callee(own.loaded if isinstance(own, LazyProcessor) else own, is_part=False)
-
-    @cached_property
-    def arguments(self) -> list[str]:
-        """The names that the Hugging Face processor has for the items, or their parts; by default
-        vLLM's."""
-        names = {"audios": "audio", **(self.hf.inputs if self.hf else {})}
-        return [names.get(name, name) for name in self._modality.spec.arguments]
-
     def run(self, taken: Taken) -> Processed:
         """The processed fields of canonical items.
 
@@ -136,7 +92,7 @@ class Processing:
             if self._modality.item.parts:
                 columns = {key: [one[key] for one in taken.values] for key in self._processed}
             return self.finish(columns, taken, in_parts=True)
-        if self.shares_memory or (self.hf and self.hf.one_by_one):
+        if self.shares_memory or (self.call and self.call.hf.one_by_one):
             each = taken.each()
             outputs = [self._outputs(one) for one in each]
             return [self.finish(raw, one)[0] for raw, one in zip(outputs, each, strict=True)]
@@ -144,8 +100,8 @@ class Processing:
 
     def _outputs(self, taken: Taken) -> Mapping[str, Any]:
         """What the Hugging Face processor or the function of the spec returns for some items."""
-        if self.hf is not None:
-            return outputs_of({self._modality: taken})
+        if self.call:
+            return self.call.outputs({self.call: taken})
         raw = self._called(taken.values)
         return copy.deepcopy(raw) if self.shares_memory else raw
 
@@ -212,7 +168,7 @@ class Processing:
         stated = {name: self.fields[name].shape for name in self._processed}
         is_known = len(stated) + len(self.from_facts) == len(self.fields) and not modality.needs_hf
         # of one shape, a small item takes as long as the largest
-        if not (self.hf and is_known and None not in stated.values() and leaves(stated)):
+        if not (self.call and is_known and None not in stated.values() and leaves(stated)):
             return None
         raw: dict[str, list[torch.Tensor]] = {}
         with suppress(SpecError):  # the processor takes no small item, or it alone tells a shape
@@ -241,7 +197,7 @@ class Processing:
             SpecError: a field is missing, has another number of items, or another shape or dtype
                 than stated.
         """
-        if not in_parts and self.hf is not None and (names := self.hf.outputs):
+        if not in_parts and self.call and (names := self.call.hf.outputs):
             raw = {names.get(name, name): value for name, value in raw.items()}
         if missing := [name for name in self._processed if raw.get(name) is None]:
             got = f"{sorted(raw)}, without {missing}"

@@ -142,7 +142,7 @@ class SavedProcessor(ProcessorMixin):
         if not isinstance(own, LazyProcessor):
             return own
         # what reads `proc` has loaded it when the spec was bound
-        is_called = any(m.processing.hf and m.processing.hf_processor is None for m in bound)
+        is_called = any(m.processing.call and m.processing.call.part is None for m in bound)
         return own.loaded if is_called or "loaded" in vars(own) else None
 
 

@@ -191,7 +191,7 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
             # a refusal of the spec's own largest item is a mistake of the spec, and raises here
             for name in some.keys() - self._tried:
                 modality = self.plan.modalities[name]
-                if modality.processing.hf is not None:
+                if modality.processing.call is not None:
                     modality.process(modality.item.candidates()[0])
                     self._tried.add(name)
             raise

@@ -234,7 +234,7 @@ SPECS = [
      lambda: without_tokenizer(embed(tok["<image>"]))),
     ("spec.prompt: expected literal ids, since …, got embed().", lambda: rewritten(ending_with(embed(5)))),
     ("spec.prompt: expected token ids below the vocabulary size 200, got 200. …", lambda: rewritten(ending_with(200))),
-    ("spec.m, process: cfg.zzz has no value: …", lambda: bound(process=hf(cfg.zzz)).processing.hf_processor),
+    ("spec.m, process: cfg.zzz has no value: …", lambda: bound(process=hf(cfg.zzz)).processing.call.part),
     ("spec.m, layout: expected embed() of ids that the largest …, got [6]…", lambda: preview(
         {"m": torch.zeros(2)}, [6], item=GROWING, layout=lambda s: embed(5 + s.item.length // 2))),
     ("spec.n, update: expected a target that no other modality has, got [181], which is that of m too. Give each …",

@@ -75,7 +75,7 @@ def largest(own):
 
 
 def called(own):
-    return own.processing.hf_processor, own.processing.hf_text
+    return own.processing.call.part, own.processing.call.text
 
 
 def targets(own):
@@ -107,7 +107,7 @@ AREA = dict(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item
     ("options", "ask", "answer"),
     [
         ({}, lambda own: (own.limit, own.may_cache(3), own.intake.embeds_field), (None, True, "m_embeds")),
-        ({}, lambda own: (own.placeholders.depends_on_index, called(own)), (False, (None, None))),
+        ({}, lambda own: (own.placeholders.depends_on_index, own.processing.call), (False, None)),
         (dict(limit=0, cacheable=False), lambda own: (own.limit, own.may_cache(1)), (0, False)),
         (dict(limit=cfg.n), lambda own: own.limit, 2),
         (dict(layout=embed(5) * item.count, cacheable=item.count <= 2),
@@ -158,7 +158,7 @@ AREA = dict(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item
         (dict(update=[replace(tok["<image>"]), insert(at="start")]), targets, {(7,): True}),
         (dict(update=replace(lambda s: 7)), targets, {}),
         (dict(update=replace(item.index + 1), limit=100), targets, {(n,): True for n in range(1, 65)}),
-        (dict(process=hf(**SIZED)), lambda own: own.processing.hf.kwargs, {"size": {"height": 2, "all": [7]}}),
+        (dict(process=hf(**SIZED)), lambda own: own.processing.call.hf.kwargs, {"size": {"height": 2, "all": [7]}}),
         (dict(process=hf(later(len)(cfg.text), text=later("<{}>".format)(cfg.n))), called, (1, "<2>")),
         (dict(process=hf(lambda s: s.cfg.n)), called, (2, None)),
     ],
