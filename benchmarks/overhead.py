@@ -1,19 +1,20 @@
-"""Generated processors against vLLM's hand-written ones: ``python -m benchmarks.overhead --help``.
+"""Generated processors against hand-written ones: ``python -m benchmarks.overhead --help``.
 
 The same requests through both, in one process, in turns: the stored cases of `tests/data/oracles`
-that both take. A request is parsed and processed as vLLM's renderer does it. The time in the
-Hugging Face processor (the call of vLLM's `InputProcessingContext.call_hf_processor`, or of mmkit's
-`Call`) is taken apart, since it is not the library's: `own` is all the rest, vLLM's base classes
-included. Times are those of the one thread on its core, so that other processes of the machine take
-no part in them.
+that vLLM's own class takes, too. vLLM has none for Terra's actions, a series and a record: there
+the other side is `benchmarks.hand_written`.
+
+A request is parsed and processed as vLLM's renderer does it. The time in the Hugging Face processor
+(the call of vLLM's `InputProcessingContext.call_hf_processor`, or of mmkit's `Call`) is taken
+apart, since it is not the library's: `own` is all the rest, vLLM's base classes included. Times are
+those of the one thread on its core, so that other processes of the machine take no part in them.
 """
 
 from __future__ import annotations
 
-import importlib
 import statistics
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from time import thread_time as clock
@@ -22,8 +23,10 @@ from typing import Annotated, Any
 import typer
 
 from mmkit.bound.calls import Call
+from mmkit.testing.differences import differences
 
 from . import measure
+from .hand_written import KINDS
 
 SYSTEMS = (
     "llava",
@@ -83,9 +86,9 @@ def main(
 ) -> None:
     """The cost of generated processors, as ratios to vLLM's own."""
     report = {"rounds": rounds, "systems": {}}
-    for name in measure.progress(systems or list(SYSTEMS), "overhead"):
+    for name in measure.progress(systems or [*SYSTEMS, *KINDS], "overhead"):
         report["systems"][name] = system(name, rounds)
-    names = list(report["systems"])
+    names = [name for name in report["systems"] if name in SYSTEMS] or list(report["systems"])
     report["median"] = {
         part: statistics.median(report["systems"][name][part]["ratio"] for name in names)
         for part in PARTS
@@ -106,12 +109,7 @@ def main(
 
 def system(name: str, rounds: int) -> dict[str, Any]:
     """The figures of one model."""
-    oracles = importlib.import_module("tests.oracles")
-    sides = {
-        "generated": Side(oracles.processor(name)),
-        "hand_written": Side(oracles.hand_written(name)),
-    }
-    requests = list(common_requests(oracles, name, sides))
+    sides, requests = of_kind(name) if name in KINDS else of_vllm(name)
     timings: dict[str, Any] = {
         "requests": len(requests),
         "items": sum(len(v) for _, d, _ in requests for v in d.values()),
@@ -125,9 +123,7 @@ def system(name: str, rounds: int) -> dict[str, Any]:
     # some items are processed here, too: DeepSeek-VL2 does not cache those of more than two
     timings["cached"] = in_turns(cached, requests, rounds, sides)["uncached_own"]
     timings["prompt_update"] = prompt_updates(sides, requests, rounds)
-    startup = {
-        side: lambda _, s=sides[side]: start(s.processor.info.ctx.model_config) for side in SIDES
-    }
+    startup = {side: lambda _, s=sides[side]: start(s.processor) for side in SIDES}
     timings["startup"] = in_turns(startup, [None], max(3, rounds // 3), sides)["uncached"]
     timings["peak_kib"] = {
         side: peak(lambda s=side: [uncached[s](request) for request in requests]) for side in SIDES
@@ -135,11 +131,16 @@ def system(name: str, rounds: int) -> dict[str, Any]:
     return timings
 
 
-def common_requests(
-    oracles: Any, name: str, sides: dict[str, Side]
-) -> Iterator[tuple[list[int], Any, Any]]:
-    """Ids, data and kwargs of the stored cases with items that both processors take, with one
-    result."""
+def of_vllm(name: str) -> tuple[dict[str, Side], list[Any]]:
+    """Both processors of a model of vLLM; ids, data and kwargs of the stored cases with items that
+    both take, with one result."""
+    from tests import oracles
+
+    sides = {
+        "generated": Side(oracles.processor(name)),
+        "hand_written": Side(oracles.hand_written(name)),
+    }
+    requests = []
     for case in oracles.SYSTEMS[name].cases():
         if "error" in case or not case["items"]:
             continue
@@ -150,7 +151,34 @@ def common_requests(
         except Exception:  # one that vLLM's class refuses, or crashes on
             continue
         if results[0]["prompt_token_ids"] == results[1]["prompt_token_ids"]:
-            yield request
+            requests.append(request)
+    return sides, requests
+
+
+def of_kind(name: str) -> tuple[dict[str, Side], list[Any]]:
+    """The same for a modality of `benchmarks.hand_written`.
+
+    Raises:
+        RuntimeError: the classes differ in a result.
+    """
+    from mmkit.testing import vllm_path
+
+    kind = KINDS[name]
+    own = kind.spec.classes
+    config = vllm_path.config_for_spec(kind.folder)
+    classes = {
+        "generated": (own.info, own.dummy_inputs, own.processor),
+        "hand_written": kind.classes(),
+    }
+    sides = {side: Side(vllm_path.generated(*classes[side], config)) for side in SIDES}
+    requests = [(ids, {kind.name: items}, {}) for ids, items in kind.requests]
+    for request in requests:
+        results = [apply(side, request) for side in sides.values()]
+        # both have hashes of their own
+        outcomes = [vllm_path.outcome({**result, "mm_hashes": {}}) for result in results]
+        if difference := differences(*outcomes):
+            raise RuntimeError(f"{name}: {difference}")
+    return sides, requests
 
 
 def apply(side: Side, request: Any, cache: Any = None) -> Any:
@@ -168,12 +196,14 @@ def cache(processor: Any) -> Any:
     return vllm_path.Caches(processor, 1.0, pair=False).sender
 
 
-def start(config: Any) -> None:
+def start(known: Any) -> None:
     """What the engine does at its start: it makes the processor, which binds a spec, asks for the
     most tokens of an item, and has the dummy request processed."""
-    from vllm.multimodal import MULTIMODAL_REGISTRY
+    from mmkit.testing import vllm_path
 
-    processor = MULTIMODAL_REGISTRY.create_processor(copy(config))  # nothing is known of it yet
+    classes = type(known.info), type(known.dummy_inputs), type(known)
+    config = copy(known.info.ctx.model_config)  # nothing is known of it yet
+    processor = vllm_path.generated(*classes, config)
     limits = processor.info.allowed_mm_limits
     seq_len = processor.info.ctx.model_config.max_model_len
     counts = {name: 1 for name, limit in limits.items() if limit is None or limit}

@@ -116,10 +116,11 @@ class Field(Part):
         where, dtype = f"item {index}", getattr(part, "dtype", type(part).__name__)
         if self.dtype not in (None, name := str(dtype_name(dtype))):
             raise SpecError(where, f"dtype {self.dtype}", name)
-        shape = tuple(getattr(part, "shape", ()))
-        if self.shape is None or (not self.varies and shape == self.shape):
+        if self.shape is None:
             return
-        if not fits(shape, sizes := evaluate_all(self.shape, scope)):
+        shape = tuple(getattr(part, "shape", ()))
+        sizes = evaluate_all(self.shape, scope) if self.varies else self.shape
+        if not fits(shape, sizes):
             raise SpecError(where, f"shape {shape_text(sizes)} per item", str(shape))
 
 
