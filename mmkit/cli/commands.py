@@ -39,7 +39,7 @@ Spec = Annotated[
     str, Argument(metavar="SPEC", help="A spec, as package.module:SPEC.", show_default=False)
 ]
 Config = Annotated[Path, Option(metavar="DIR", help="Folder of a checkpoint; it needs no weights.")]
-Svg = Annotated[str | None, Option(metavar="FILE", help="Write a picture; - to print it.")]
+Svg = Annotated[str | None, Option(metavar="FILE", help="Write a picture.")]
 Items = Annotated[list[str] | None, Option(metavar="MODALITY=FORM", help="As image=640x480.")]
 Trust = Annotated[bool, Option("--trust-remote-code", help="Run code that the checkpoint brings.")]
 Known = Annotated[list[str] | None, Option(metavar="REGEX", help="Pass over what says this.")]
@@ -106,11 +106,11 @@ def compare(
 
 
 @app.command()
-def doctor(json: Annotated[bool, Option("--json", help="Findings as data.")] = False) -> None:
+def doctor() -> None:
     """Examine this environment and say what to mend. Exit status 1 if there is something."""
     from .doctor import run
 
-    raise typer.Exit(run(as_json=json))
+    raise typer.Exit(run())
 
 
 @app.command()

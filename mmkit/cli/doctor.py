@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module, metadata
 
 from ..errors import DISTRIBUTION, VllmApiError
@@ -116,7 +115,7 @@ def _imported(topic: str, module: str, text: str, remedy: str) -> Finding:
     return Finding(topic, text)
 
 
-def run(*, as_json: bool = False) -> int:
+def run() -> int:
     """Print the findings about this interpreter's environment.
 
     Returns:
@@ -124,9 +123,6 @@ def run(*, as_json: bool = False) -> int:
     """
     findings = doctor()
     mend = sum(bool(finding.remedy) for finding in findings)
-    if as_json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
-        return int(mend > 0)
     for finding in findings:
         remedy = f"\n  → {finding.remedy}" if finding.remedy else ""
         print(f"{'✗' if remedy else '✓'} {finding.topic}: {finding.text}{remedy}")

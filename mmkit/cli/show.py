@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import StringIO
@@ -299,16 +298,13 @@ def to_svg(shown: RenderableType, title: str) -> str:
 def run(
     spec: ModelSpec, folder: str | Path | None = None, *, svg: str | None = None, **request: Any
 ) -> None:
-    """Print what there is to show, or write a picture to a file; ``-`` is standard output.
-    `request` has the other arguments of `show`."""
+    """Print what there is to show, or write a picture to a file. `request` has the other arguments
+    of `show`."""
     shown = show(spec, folder, **request)
     if svg is None:
         Console().print(shown)
         return
     picture = to_svg(shown, f"mmkit show {spec.name}")
-    if svg == "-":
-        sys.stdout.write(picture)
-        return
     try:
         Path(svg).write_text(picture, encoding="utf-8")
     except OSError as error:

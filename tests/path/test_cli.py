@@ -413,7 +413,5 @@ def test_findings(
 def test_the_exit_status_is_that_something_is_to_be_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, status, said in (("json", 0, "Nothing to mend."), ("no_such", 1, "1 thing to mend.")):
         monkeypatch.setenv("MMKIT_MODULES", name)
-        codes, outputs, _ = zip(invoke("doctor", "--json"), invoke("doctor"), strict=True)
-        assert codes == (status, status)
-        assert any(one["topic"] == "MMKIT_MODULES" for one in json.loads(outputs[0]))
-        assert outputs[1].endswith(said)
+        code, output, _ = invoke("doctor")
+        assert (code, "MMKIT_MODULES: " in output, output.endswith(said)) == (status, True, True)
