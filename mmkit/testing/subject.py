@@ -21,7 +21,7 @@ from ..model_spec import ModelSpec
 from ..placement import Runs
 from ..plan import Plan
 from . import vllm_path
-from .strategies import Request, Sample, as_sample, items, items_of_vllm, prompts
+from .strategies import Request, Sample, as_sample, items, items_of_vllm
 from .vllm_path import Caches, Data, Outcome, Piece
 
 Samples = Mapping[str, SearchStrategy[Any]]
@@ -169,7 +169,10 @@ def _requests(draw: Any, subject: Subject, least: int, most: int | None, of: Sam
     fillers = [token for token in subject.ordinary if token not in in_any] or [0]
     if not prefix and in_any.isdisjoint(subject.first):
         prefix = draw(st.sampled_from([[], subject.first]))
-    prompt = draw(prompts(written, fillers, fragments, prefix))
+    gap = st.lists(st.sampled_from([*([token] for token in fillers), *fragments]), max_size=3)
+    prompt = [*prefix, *chain(*draw(gap))]
+    for own in written:
+        prompt += [*own, *chain(*draw(gap))]
     return Request(prompt, drawn, kwargs, order)
 
 

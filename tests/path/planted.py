@@ -659,7 +659,7 @@ BUGS = [
     Bug("ranges", "ids_that_are_not_the_layout", PLACING, ids_that_are_not_the_layout,
         r"the ids at (series|frames)\[0\] are \[0, .*\], its layout is \[[^0].*\]"),
     Bug("ranges", "numbers_ignored", PLACING, _prompted(numbered_in_order),
-        r"placeholders of \[\('series', 1\), .*\] get the items \[\('series', 0\), ", spec=BY_NUMBER),
+        r"placeholders of \[\('series', \d\), .*\] get the items \[\('series', 0\), ", spec=BY_NUMBER),
     Bug("ranges", "mask_lost", PLACING, partial(_placed_otherwise, all_embed),
         r"the mask of series\[0\] is not that of its layout"),
     Bug("cache", "items_swapped_after_a_hit", "processor._exchanged", items_swapped_after_a_hit,
