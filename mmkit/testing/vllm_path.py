@@ -171,14 +171,19 @@ class Outcome:
             encoder row.
         fields: per modality and item, the tensors (or other values) that reach the model, by field.
         hashes: per modality and item.
-        items: per modality, vLLM's own form of the fields.
+        features: per modality, the items as the API server sends them to the engine.
     """
 
     ids: list[int]
     ranges: dict[str, list[tuple[int, int, tuple[bool, ...]]]]
     fields: dict[str, list[dict[str, Any]]]
     hashes: dict[str, list[str]]
-    items: dict[str, list[Any]] = field(repr=False)
+    features: dict[str, list[MultiModalFeatureSpec]] = field(repr=False)
+
+    @property
+    def items(self) -> dict[str, list[Any]]:
+        """Per modality, vLLM's own form of the fields."""
+        return {name: [feature.data for feature in own] for name, own in self.features.items()}
 
     def mask(self, name: str, index: int) -> tuple[bool, ...]:
         """Which positions of an item receive encoder rows; none where it has no range."""
@@ -272,12 +277,18 @@ def outcome(result: Any, caches: Caches | None = None) -> Outcome:
         for name, places in result["mm_placeholders"].items()
     }
     hashes = {name: list(of_items) for name, of_items in result["mm_hashes"].items()}
-    items = {name: list(of_items) for name, of_items in result["mm_kwargs"].items()}
-    if caches is not None:
-        items = caches.receive(items, result)
-    fields = {name: [_fields(name, item) for item in of_items] for name, of_items in items.items()}
+    features = {
+        name: [
+            MultiModalFeatureSpec(item, name, *at)
+            for item, *at in zip(own, hashes[name], result["mm_placeholders"][name], strict=True)
+        ]
+        for name, own in result["mm_kwargs"].items()
+    }
+    if caches is not None and caches.receiver is not None:
+        caches.receiver.get_and_update_features(in_prompt_order(features))
+    fields = {name: [_fields(name, one.data) for one in own] for name, own in features.items()}
     ids = list(result.get("encoder_prompt_token_ids", result["prompt_token_ids"]))
-    return Outcome(ids, ranges, fields, hashes, items)
+    return Outcome(ids, ranges, fields, hashes, features)
 
 
 def _flags(mask: Any, length: int) -> tuple[bool, ...]:
@@ -327,25 +338,6 @@ class Caches:
         with patch.object(multimodal, "mm_processor_cache_gb", capacity_gib):
             self.sender: Any = (SenderCache if pair else MultiModalProcessorOnlyCache)(config)
             self.receiver = _ReceiverCache(config) if pair else None
-
-    def receive(self, items: dict[str, list[Any]], result: Any) -> dict[str, list[Any]]:
-        """The items as the engine has them."""
-        if self.receiver is None:
-            return items
-        sent = features(items, result["mm_hashes"], result["mm_placeholders"])
-        self.receiver.get_and_update_features(in_prompt_order(sent))
-        return {name: [feature.data for feature in own] for name, own in sent.items()}
-
-
-def features(items: Data, hashes: Data, places: Data) -> dict[str, list[MultiModalFeatureSpec]]:
-    """Items as the API server sends them to the engine, by modality, as hashes and ranges are."""
-    return {
-        name: [
-            MultiModalFeatureSpec(item, name, hashes[name][i], places[name][i])
-            for i, item in enumerate(own)
-        ]
-        for name, own in items.items()
-    }
 
 
 def in_prompt_order(features: Mapping[str, Sequence[Any]]) -> list[Any]:
