@@ -373,10 +373,14 @@ class Piece:
 def pieces(processor: Any, name: str, values: list[Any], kwargs: Data | None = None) -> list[Piece]:
     """The ids of one modality's items in a prompt, by the first alternative of the processor's own
     updates. Without an update, an item has no ids."""
+    data, kwargs = {name: values}, kwargs or {}
     if isinstance(processor, CommonProcessor):
-        return [_own_piece(layouts) for layouts in _layouts(processor, name, values, kwargs or {})]
-    _, kwargs_items, items = processed(processor, {name: values}, kwargs or {})
-    updates = processor._get_mm_prompt_updates(items, kwargs or {}, kwargs_items)
+        request = Request([], parsed(processor, data), {}, kwargs, None)
+        missing = {name: range(len(values))}
+        entries = processor._processed(request, {name: len(values)}, missing)
+        return [_own_piece(layouts) for _, layouts in filter(None, entries.get(name, ()))]
+    _, kwargs_items, items = processed(processor, data, kwargs)
+    updates = processor._get_mm_prompt_updates(items, kwargs, kwargs_items)
     if name not in updates:
         return [Piece([], [], (), True, [], []) for _ in values]
     return [_piece(processor, alternatives) for alternatives in updates[name]]
@@ -404,13 +408,14 @@ def _piece(processor: Any, alternatives: Sequence[Any]) -> Piece:
     if content.is_embed is not None:
         tokenizer = [processor.info.ctx.tokenizer] if _TEXT_PROMPTS else []
         mask = content.is_embed(*tokenizer, content.full)
-    inserted = update.mode.name == "INSERT"
-    if not isinstance(update.target, _PromptIndex):
-        return Piece(targets[0], full, _flags(mask, len(full)), inserted, [], targets)
-    closure = getattr(update.target.get_match_index, "__closure__", None) or ()
-    prefixes = [cell.cell_contents for cell in closure if isinstance(cell.cell_contents, list)]
-    prefix = list(prefixes[0]) if prefixes else []
-    return Piece([], full, _flags(mask, len(full)), inserted, prefix, targets)
+    if isinstance(update.target, _PromptIndex):
+        closure = getattr(update.target.get_match_index, "__closure__", None) or ()
+        lists = [cell.cell_contents for cell in closure if isinstance(cell.cell_contents, list)]
+        written, prefix = [], next(iter(lists), [])
+    else:
+        written, prefix = targets[0], []
+    is_inserted = update.mode.name == "INSERT"
+    return Piece(written, full, _flags(mask, len(full)), is_inserted, prefix, targets)
 
 
 def _spelled(processor: Any, sequence: Any) -> list[int]:
@@ -418,17 +423,6 @@ def _spelled(processor: Any, sequence: Any) -> list[int]:
     if isinstance(sequence, str):
         sequence = processor.info.get_tokenizer().encode(sequence, add_special_tokens=False)
     return list(sequence)
-
-
-def _layouts(
-    processor: CommonProcessor, name: str, values: list[Any], kwargs: Data
-) -> list[Alternatives]:
-    """The layouts of items of a modality, as a generated processor has them."""
-    request = Request([], parsed(processor, {name: values}), {}, kwargs, None)
-    counts = {key: len(own) for key, own in request.items.data.items()}
-    missing = {key: range(count) for key, count in counts.items()}
-    entries = processor._processed(request, counts, missing)
-    return [entry[1] for entry in entries.get(name, []) if entry is not None]
 
 
 def _own_piece(own: Alternatives) -> Piece:
