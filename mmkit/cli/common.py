@@ -72,14 +72,12 @@ def open_checkpoint(spec: ModelSpec, folder: str | Path, *, trust_remote_code: b
     path = checkpoint(folder)
     with needs_vllm():
         from ..testing import vllm_path
-    classes = spec.classes
     embeds = any(modality.embeds for modality in spec.modalities)
     options = {"enable_mm_embeds": embeds, "trust_remote_code": trust_remote_code}
     remedy = "" if trust_remote_code or not _brings_code(path) else _UNTRUSTED
     try:
         config = vllm_path.config_for_spec(path, **options)
-        own = classes.info, classes.dummy_inputs, classes.processor
-        return vllm_path.generated(*own, config).info
+        return vllm_path.generated(*spec.classes, config).info
     except SpecError as error:
         error.args = (f"{error} {remedy}".rstrip(),)
         raise

@@ -166,9 +166,9 @@ def check(
         model: check the laws about the model class too. It is loaded with dummy weights, without an
             engine.
         examples: Hypothesis examples per law; None for those of the current profile.
-        options: for `of_spec`: `kwargs` and `samples` to draw from, subclasses of the generated
-            classes to check in their place, options of vLLM's ModelConfig; `trust_remote_code=True`
-            runs code that the folder brings.
+        options: for `of_spec`: `kwargs` and `samples` to draw from, `classes` to check in place of
+            the generated ones, options of vLLM's ModelConfig; `trust_remote_code=True` runs code
+            that the folder brings.
 
     Returns:
         One result per law; false if a law is violated, or mmkit's own code failed.
