@@ -77,7 +77,7 @@ def open_checkpoint(spec: ModelSpec, folder: str | Path, *, trust_remote_code: b
     remedy = "" if trust_remote_code or not _brings_code(path) else _UNTRUSTED
     try:
         config = vllm_path.config_for_spec(path, **options)
-        return vllm_path.generated(*spec.classes, config).info
+        return vllm_path.generated(spec.classes, config).info
     except SpecError as error:
         error.args = (f"{error} {remedy}".rstrip(),)
         raise

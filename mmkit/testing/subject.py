@@ -298,7 +298,7 @@ def of_spec(
     """
     options = {"enable_mm_embeds": any(m.embeds for m in spec.modalities), **options}
     config, given = vllm_path.config_for_spec(model_dir, **options), samples or {}
-    instance = vllm_path.generated(*(classes or spec.classes), config)
+    instance = vllm_path.generated(classes or spec.classes, config)
     plan: Plan = instance.info.plan
     drawn = {name: items(m.item) for name, m in plan.modalities.items() if name not in given}
     return Subject(instance, {**drawn, **given}, model_dir=model_dir, kwargs=kwargs, plan=plan)

@@ -139,23 +139,18 @@ def registered(config: ModelConfig) -> Any:
     return MULTIMODAL_REGISTRY.create_processor(config)
 
 
-def generated(info: type, dummy_inputs: type, processor: type, config: ModelConfig) -> Any:
-    """A processor of these classes, whether vLLM knows the model or not."""
+def generated(classes: Any, config: ModelConfig) -> Any:
+    """A processor of classes as `ModelSpec.classes` has them, or `factories_of`; vLLM need not know
+    the model."""
     tokenizer = None if config.skip_tokenizer_init else _tokenizer(config)
-    instance = info(InputProcessingContext(config, tokenizer))
-    return processor(instance, dummy_inputs(instance))
+    info = classes.info(InputProcessingContext(config, tokenizer))
+    return classes.processor(info, classes.dummy_inputs(info))
 
 
 def factories_of(model: Any) -> Any:
     """The classes that are registered for a model class; None if there are none."""
     in_registry = getattr(MULTIMODAL_REGISTRY, "_processor_factories", {})  # before 0.12
     return getattr(model, "_processor_factory", None) or in_registry.get(model)
-
-
-def of_class(model: Any, config: ModelConfig) -> Any:
-    """The processor of the classes that are registered for a model class."""
-    factories = factories_of(model)
-    return generated(factories.info, factories.dummy_inputs, factories.processor, config)
 
 
 # -- requests --------------------------------------------------------------------------------------
