@@ -20,20 +20,19 @@ from ..items import ItemType
 from ..model_spec import ModelSpec
 from ..plan import Plan
 
-
-def shipped(path: str) -> Path:
-    """A file of the repository that the wheel holds as well: see pyproject.toml."""
-    cli = Path(__file__).parent
-    own = cli / "shipped" / path
-    return own if own.exists() else cli.parents[1] / path
-
-
 Spec = Annotated[
     str, Argument(metavar="SPEC", help="A spec, as package.module:SPEC.", show_default=False)
 ]
 FOLDER = Option(metavar="DIR", help="Folder of a checkpoint; it needs no weights.")
 Config = Annotated[Path, FOLDER]
 Trust = Annotated[bool, Option("--trust-remote-code", help="Run code that the checkpoint brings.")]
+
+
+def shipped(path: str) -> Path:
+    """A file of the repository that the wheel holds as well: see pyproject.toml."""
+    cli = Path(__file__).parent
+    own = cli / "shipped" / path
+    return own if own.exists() else cli.parents[1] / path
 
 
 def checkpoint(folder: str | Path, option: str = "--config") -> Path:
@@ -77,7 +76,7 @@ def open_checkpoint(spec: ModelSpec, folder: str | Path, *, trust_remote_code: b
     remedy = "" if trust_remote_code or not _brings_code(path) else _UNTRUSTED
     try:
         config = vllm_path.config_for_spec(path, **options)
-        return vllm_path.generated(spec.classes, config).info
+        return vllm_path.generated(spec.classes, config).info  # a processor binds its spec
     except SpecError as error:
         error.args = (f"{error} {remedy}".rstrip(),)
         raise

@@ -66,11 +66,13 @@ def show(
         raise MmkitError("--config", "the folder of a checkpoint", got, remedy)
     else:
         parts = [Text(declared.name, "bold"), *_declared(declared, None, _colours(declared))]
+    shown = Group(*parts)
     if svg is None:
-        Console().print(Group(*parts))
+        Console().print(shown)
         return
+    picture = _picture(shown, f"mmkit show {declared.name}")
     try:
-        Path(svg).write_text(_picture(Group(*parts), f"mmkit show {declared.name}"), "utf-8")
+        Path(svg).write_text(picture, encoding="utf-8")
     except OSError as error:
         expected, remedy = "a file that can be written", "Choose another place."
         raise MmkitError(f"--svg {svg}", expected, reason(error), remedy) from error
