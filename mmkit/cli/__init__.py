@@ -1,7 +1,6 @@
 """The command `mmkit`: ``mmkit show | check | compare | doctor | new | examples | eject``.
 
-Each subcommand is a function of the module of its name, to be called from Python as well;
-`commands` is the command line.
+Each subcommand is a function of the module of its name; `commands` is the command line.
 """
 
 

@@ -1,69 +1,50 @@
 """``mmkit check``: every reason why a spec cannot be bound to a checkpoint, then the laws that need
-no engine, as tests of pytest."""
+no engine, as tests of pytest.
+
+The exit status is 1 if the spec cannot be bound or a law failed. pytest reads neither settings of
+this directory nor its `conftest.py`. Refused (`MmkitError`) are a folder, a file or a function that
+cannot be read, and where pytest is missing. `mmkit.testing.plugin` reads `samples` and `expected`.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from rich.console import Console
 from rich.text import Text
+from typer import Context, Exit, Option
 
 from ..errors import SpecError
-from ..expr import Scope
 from ..model_spec import ModelSpec
 from ..plugin import named
-from .common import checkpoint, needs_vllm, open_checkpoint, plural
+from .common import Config, Spec, Trust, checkpoint, needs_vllm, open_checkpoint, plural
+
+Examples = Annotated[int | None, Option(min=1, help="Hypothesis examples per law.")]
+Samples = Annotated[str | None, Option(metavar="FUNCTION", help="Gives strategies for items.")]
+Violations = Annotated[Path | None, Option(metavar="FILE", help="Known ones, as TOML.")]
 
 
-def run(
-    target: str,
-    folder: str | Path,
-    arguments: Sequence[str] = (),
-    *,
-    samples: str | None = None,
-    expected: Path | None = None,
-    examples: int | None = None,
-    trust_remote_code: bool = False,
-) -> int:
-    """Bind a spec to a checkpoint, then check its laws, without an engine and without weights.
-
-    Args:
-        target: the name of a spec; `registered` for the processor that vLLM, or a plugin, has for
-            the checkpoint.
-        folder: folder of the checkpoint.
-        arguments: further ones for pytest, which neither reads settings of this directory nor its
-            `conftest.py`.
-        samples: ``package.module:function``, which returns strategies for items, by modality.
-        expected: a file of known violations; see `mmkit.testing.plugin.expectations`.
-        examples: Hypothesis examples per law.
-        trust_remote_code: run code that the checkpoint brings.
-
-    Returns:
-        The exit status: 1 if the spec cannot be bound or a law failed.
-
-    Raises:
-        MmkitError: a folder, a file or a function that cannot be read, or pytest is missing.
-    """
-    path = checkpoint(folder)
-    if target != "registered":
-        spec: ModelSpec = named(target, ModelSpec)
-        remedy = ""
+def check(
+    rest: Context,
+    spec: Spec,
+    config: Config,
+    examples: Examples = None,
+    samples: Samples = None,
+    expected: Violations = None,
+    trust_remote_code: Trust = False,
+) -> None:
+    """Bind a spec to a checkpoint and check the laws that need no engine, each as a test. The spec
+    may be `registered`: what vLLM has. Further options are pytest's: -k cache, -n 4, --lf."""
+    path = checkpoint(config)
+    if spec != "registered":
+        declared = named(spec, ModelSpec)
         try:
-            opened = open_checkpoint(spec, path, trust_remote_code=trust_remote_code)
+            open_checkpoint(declared, path, trust_remote_code=trust_remote_code)
         except SpecError as error:
-            reasons = _all(error)
-        else:
-            reasons, remedy = binding_errors(spec, opened.scope), opened.remedy
-        if reasons:
-            console = Console(highlight=False)
-            for reason in reasons:
-                console.print(Text.assemble(("✗ ", "bold red"), reason))
-            count = plural(len(reasons), "error")
-            summary = f"\n{spec.name}: {count}, it cannot be bound. {remedy}"
-            console.print(Text(summary.rstrip()))
-            return 1
+            _print_reasons(declared.name, error)
+            raise Exit(1) from error
     with needs_vllm():
         import pytest
 
@@ -76,21 +57,16 @@ def run(
     options += ["--mmkit-trust-remote-code"] * trust_remote_code
     alone = ("-c", os.devnull, "--rootdir", os.getcwd(), "--noconftest")
     told = ("-v", "-rs", "--no-header", "--disable-warnings")
-    asked = ("--mmkit", target, "--mmkit-model", str(path), *options)
-    return int(pytest.main([*asked, *alone, *told, *arguments]))
+    asked = ("--mmkit", spec, "--mmkit-model", str(path), *options)
+    raise Exit(int(pytest.main([*asked, *alone, *told, *rest.args])))
 
 
-def binding_errors(spec: ModelSpec, scope: Scope) -> list[str]:
-    """The reasons why a spec cannot be bound: one sentence for each part of each modality that
-    cannot, in the order of the declaration."""
-    try:
-        spec.bind(scope.cfg, scope.tok, processor=scope.proc, kwargs=scope.kwargs)
-    except SpecError as error:
-        return _all(error)
-    except Exception as error:  # of a function of the spec, or of the Hugging Face processor
-        return [f"{type(error).__name__}: {error}"]
-    return []
-
-
-def _all(error: SpecError) -> list[str]:
-    return [*dict.fromkeys(map(str, (error, *error.others)))]
+def _print_reasons(name: str, error: SpecError) -> None:
+    """Print why a spec cannot be bound: one sentence for each part of each modality that cannot, in
+    the order of the declaration."""
+    console = Console(highlight=False)
+    reasons = dict.fromkeys(map(str, (error, *error.others)))
+    for reason in reasons:
+        console.print(Text.assemble(("✗ ", "bold red"), reason))
+    count = plural(len(reasons), "error")
+    console.print(Text(f"\n{name}: {count}, it cannot be bound."))

@@ -9,19 +9,23 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from typer import Argument, Option
 
-from ..bound.calls import LazyProcessor
 from ..errors import MmkitError, SpecError
-from ..expr import Scope
 from ..items import ItemType
 from ..model_spec import ModelSpec
 from ..plan import Plan
-from ..vocabulary import Vocabulary
+
+Spec = Annotated[
+    str, Argument(metavar="SPEC", help="A spec, as package.module:SPEC.", show_default=False)
+]
+FOLDER = Option(metavar="DIR", help="Folder of a checkpoint; it needs no weights.")
+Config = Annotated[Path, FOLDER]
+Trust = Annotated[bool, Option("--trust-remote-code", help="Run code that the checkpoint brings.")]
 
 
 def shipped(path: str) -> Path:
@@ -31,15 +35,11 @@ def shipped(path: str) -> Path:
     return own if own.exists() else cli.parents[1] / path
 
 
-class UsageError(MmkitError):
-    """A command line that cannot be executed: exit status 2."""
-
-
 def checkpoint(folder: str | Path, option: str = "--config") -> Path:
     """The folder with a config.json that an option names.
 
     Raises:
-        UsageError: there is no such folder, or it has no config.json.
+        MmkitError: there is no such folder, or it has no config.json.
     """
     path = Path(folder)
     if (path / "config.json").is_file():
@@ -48,88 +48,45 @@ def checkpoint(folder: str | Path, option: str = "--config") -> Path:
     if path.is_dir():
         got = "a folder without one"
     remedy = "Give the folder of a checkpoint."
-    raise UsageError(f"{option} {folder}", "a folder with a config.json", got, remedy)
+    raise MmkitError(f"{option} {folder}", "a folder with a config.json", got, remedy)
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A checkpoint folder as vLLM reads it, for a spec that is not bound to it yet.
-
-    Attributes:
-        spec: the declaration.
-        info: vLLM's processing info, which binds the spec when it is asked for its plan.
-        remedy: a hint where the spec does not fit.
-    """
-
-    spec: ModelSpec
-    info: Any
-    remedy: str = ""
-
-    @property
-    def scope(self) -> Scope:
-        """The scope of the spec's expressions without an item."""
-        tokenizer = self.info.ctx.tokenizer
-        return Scope(
-            cfg=self.info.get_hf_config(),
-            proc=LazyProcessor(self.info.get_hf_processor),
-            tok=None if tokenizer is None else Vocabulary(tokenizer),
-            kwargs=self.info.merged_kwargs({}),
-        )
-
-    @property
-    def plan(self) -> Plan:
-        """The bound spec.
-
-        Raises:
-            SpecError: it cannot be bound.
-        """
-        try:
-            plan: Plan = self.info.plan
-        except SpecError as error:
-            raise SpecError(f"{error} {self.remedy}".rstrip()) from error
-        return plan
-
-
-class _InfoOnly:
-    """In place of a processor, whose constructor would bind the spec."""
-
-    def __init__(self, info: Any, dummy_inputs: Any) -> None:
-        self.info = info
-
-
-def open_checkpoint(
-    spec: ModelSpec, folder: str | Path, *, trust_remote_code: bool = False
-) -> Opened:
-    """Read the config, the tokenizer and the processor files of a checkpoint, by vLLM; no weights
-    are needed.
+def open_checkpoint(spec: ModelSpec, folder: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """A spec, bound to what vLLM reads of a checkpoint: config, tokenizer and processor files; no
+    weights are needed.
 
     Args:
         spec: the declaration.
         folder: of the checkpoint.
         trust_remote_code: run code that the checkpoint brings.
 
+    Returns:
+        vLLM's processing info, whose `plan` is the bound spec.
+
     Raises:
-        UsageError: vLLM, or what is wanted beside it, cannot be imported, or cannot read the
+        MmkitError: vLLM, or what is wanted beside it, cannot be imported, or cannot read the
             checkpoint.
+        SpecError: the spec does not fit.
     """
     path = checkpoint(folder)
     with needs_vllm():
         from ..testing import vllm_path
-    classes = spec.classes
     embeds = any(modality.embeds for modality in spec.modalities)
     options = {"enable_mm_embeds": embeds, "trust_remote_code": trust_remote_code}
     remedy = "" if trust_remote_code or not _brings_code(path) else _UNTRUSTED
     try:
         config = vllm_path.config_for_spec(path, **options)
-        info = vllm_path.generated(classes.info, classes.dummy_inputs, _InfoOnly, config).info
+        return vllm_path.generated(spec.classes, config).info  # a processor binds its spec
+    except SpecError as error:
+        error.args = (f"{error} {remedy}".rstrip(),)
+        raise
     except MmkitError:
         raise
     except Exception as error:
         needs_code = remedy and "trust_remote_code" in str(error)
         got = "one that needs its own code" if needs_code else reason(error)
         where = f"--config {folder}"
-        raise UsageError(where, "a checkpoint that vLLM can read", got, remedy) from error
-    return Opened(spec, info, remedy)
+        raise MmkitError(where, "a checkpoint that vLLM can read", got, remedy) from error
 
 
 _UNTRUSTED = (
@@ -162,53 +119,41 @@ def parse_item(form: str, plan: Plan) -> tuple[str, Any]:
 
     FORM is ``zeros`` (the smallest item), sizes as ``9x4`` (the shape of a tensor, width x height
     of an image, frames x width x height of a video, samples of audio, characters of a text), JSON
-    (a list, or the dict of a record), or a file: .json (a text, too), .npy, .safetensors with one
-    tensor, or an image.
+    (a list, or the dict of a record), or a file: .json (a text, too), .npy or an image.
 
     Raises:
-        UsageError: another form, an unknown modality, or JSON or a file that cannot be read.
+        MmkitError: another form, an unknown modality, or JSON or a file that cannot be read.
     """
     name, separator, text = form.partition("=")
     where = f"--item {brief(form, 100)}"
     if not separator or name not in plan.modalities:
         expected = f"modality=FORM with a modality among {', '.join(plan.modalities)}"
-        raise UsageError(where, expected, repr(name))
+        raise MmkitError(where, expected, repr(name))
     kind = plan.modalities[name].item
-    suffix = Path(text).suffix.lower()
+    if text == "zeros":
+        return name, (kind.small() or kind.candidates())[0]
+    if re.fullmatch(r"\d+(x\d+)*", text):
+        return name, _of_sizes(kind, tuple(map(int, text.split("x"))), where)
+    suffix, is_json = Path(text).suffix.lower(), text.lstrip().startswith(("{", "["))
+    if not is_json and suffix not in _READERS:
+        expected = f"zeros, {kind.form}, or a file ({', '.join(_READERS)})"
+        raise MmkitError(where, expected, repr(text))
     try:
-        if text == "zeros":
-            return name, (kind.small() or kind.candidates())[0]
-        if re.fullmatch(r"\d+(x\d+)*", text):
-            return name, _of_sizes(kind, tuple(map(int, text.split("x"))), where)
-        if text.lstrip().startswith(("{", "[")):
-            return name, json.loads(text)
-        if suffix in _READERS:
-            return name, _READERS[suffix](Path(text))
+        return name, json.loads(text) if is_json else _READERS[suffix](Path(text))
     except (OSError, ValueError, TypeError) as error:
-        if isinstance(error, UsageError):
-            raise
-        what = f"a {suffix} file that can be read" if suffix in _READERS else "JSON"
-        raise UsageError(where, what, reason(error)) from error
-    expected = f"zeros, {kind.form}, or a file ({', '.join(_READERS)})"
-    raise UsageError(where, expected, repr(text))
+        what = "JSON" if is_json else f"a {suffix} file that can be read"
+        raise MmkitError(where, what, reason(error)) from error
 
 
 def _of_sizes(kind: ItemType, sizes: tuple[int, ...], where: str) -> Any:
     count = len(kind.dummy_sizes) or kind.rank  # those of vLLM's items leave channels out
     if kind.parts:
-        raise UsageError(where, kind.form, "sizes")
+        raise MmkitError(where, kind.form, "sizes")
     if len(sizes) != count:
-        raise UsageError(where, f"{kind.form}, {count} size(s)", str(len(sizes)))
+        raise MmkitError(where, f"{kind.form}, {count} size(s)", str(len(sizes)))
     if kind.dummy_sizes and 0 in sizes:
-        raise UsageError(where, "sizes of at least 1", "x".join(map(str, sizes)))
+        raise MmkitError(where, "sizes of at least 1", "x".join(map(str, sizes)))
     return kind.blank(*sizes)
-
-
-def _read_safetensors(path: Path) -> Any:
-    from safetensors.torch import load_file
-
-    (tensor,) = load_file(path).values()
-    return tensor
 
 
 def _read_image(path: Path) -> Any:
@@ -219,7 +164,6 @@ def _read_image(path: Path) -> Any:
 
 _READERS: Mapping[str, Callable[[Path], Any]] = {
     ".npy": np.load,  # which unpickles nothing
-    ".safetensors": _read_safetensors,
     ".json": lambda path: json.loads(path.read_text(encoding="utf-8")),
     **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp"), _read_image),
 }
@@ -235,7 +179,7 @@ def needs_vllm() -> Iterator[None]:
         yield
     except ImportError as error:
         got, remedy = brief(str(error), 300).rstrip("."), '"mmkit doctor" tells what is wrong.'
-        raise UsageError("mmkit", "a vLLM that can be imported", got, remedy) from error
+        raise MmkitError("mmkit", "a vLLM that can be imported", got, remedy) from error
 
 
 def quiet() -> None:

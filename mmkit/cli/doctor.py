@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module, metadata
+
+import typer
 
 from ..errors import DISTRIBUTION, VllmApiError
 from ..plugin import VARIABLE
@@ -27,8 +28,19 @@ class Finding:
     remedy: str = ""
 
 
-def doctor() -> list[Finding]:
-    """Examine the environment of this interpreter. Nothing is changed."""
+def doctor() -> None:
+    """Examine this environment and say what to mend. Exit status 1 if there is something."""
+    findings = examine()
+    mend = sum(bool(finding.remedy) for finding in findings)
+    for finding in findings:
+        remedy = f"\n  → {finding.remedy}" if finding.remedy else ""
+        print(f"{'✗' if remedy else '✓'} {finding.topic}: {finding.text}{remedy}")
+    print(f"\n{plural(mend, 'thing')} to mend." if mend else "\nNothing to mend.")
+    raise typer.Exit(mend > 0)
+
+
+def examine() -> list[Finding]:
+    """The findings about the environment of this interpreter. Nothing is changed."""
     return [*_versions(), *_vllm(), *_media(), *_plugins(), *_modules()]
 
 
@@ -114,21 +126,3 @@ def _imported(topic: str, module: str, text: str, remedy: str) -> Finding:
     except Exception as error:
         return Finding(topic, f"{module} cannot be imported: {reason(error)}.", remedy)
     return Finding(topic, text)
-
-
-def run(*, as_json: bool = False) -> int:
-    """Print the findings about this interpreter's environment.
-
-    Returns:
-        The exit status: 1 if there is something to mend.
-    """
-    findings = doctor()
-    mend = sum(bool(finding.remedy) for finding in findings)
-    if as_json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
-        return int(mend > 0)
-    for finding in findings:
-        remedy = f"\n  → {finding.remedy}" if finding.remedy else ""
-        print(f"{'✗' if remedy else '✓'} {finding.topic}: {finding.text}{remedy}")
-    print(f"\n{plural(mend, 'thing')} to mend." if mend else "\nNothing to mend.")
-    return int(mend > 0)

@@ -2,6 +2,9 @@
 
 The copy consists of mmkit's own source files, unchanged. In the package only import statements
 change, so the package behaves as before, on every vLLM that mmkit runs on.
+
+A package is found in the working directory, too. Refused (`MmkitError`) is one that cannot be
+imported or does not import mmkit, that has a module which cannot be read, or a copy already.
 """
 
 from __future__ import annotations
@@ -12,6 +15,9 @@ from importlib.util import find_spec, resolve_name
 from itertools import accumulate
 from pathlib import Path
 from shutil import copytree, ignore_patterns
+from typing import Annotated
+
+from typer import Argument
 
 from ..errors import DISTRIBUTION, MmkitError
 from ..plugin import find_in_working_directory
@@ -37,36 +43,10 @@ _HEADER = """\
 """
 
 
-def command(package: str) -> None:
-    """Copy mmkit into a package, and print the written files.
-
-    Args:
-        package: dotted name; packages in the working directory are found, too.
-
-    Raises:
-        MmkitError: see `eject`.
-    """
+def eject(package: Annotated[str, Argument(help="Of yours, as my_package.")]) -> list[Path]:
+    """Copy mmkit into a package, so that it needs no mmkit."""
+    # it returns the modules whose imports were rewritten, and the folder of the copy
     find_in_working_directory()
-    *modules, copy = eject(package)
-    count = plural(len(modules), "module")
-    print(f"{copy}: what {package} needs of mmkit. Imports rewritten in {count}:")
-    for module in modules:
-        print(f"  {module}")
-
-
-def eject(package: str) -> list[Path]:
-    """Copy mmkit into a package's folder ``_mmkit``, and rewrite the package's imports.
-
-    Args:
-        package: dotted name of an importable package.
-
-    Returns:
-        The modules whose imports were rewritten, and the folder of the copy.
-
-    Raises:
-        MmkitError: there is no such package, the package does not import mmkit, one of its modules
-            cannot be read, or there is a copy already.
-    """
     folder = _folder(package)
     copy = folder / FOLDER
     if copy.exists():
@@ -86,6 +66,10 @@ def eject(package: str) -> list[Path]:
     changed = [module for module in modules if module.rewritten != module.text]
     for module in changed:
         module.path.write_bytes(module.rewritten)
+    count = plural(len(changed), "module")
+    print(f"{copy}: what {package} needs of mmkit. Imports rewritten in {count}:")
+    for module in changed:
+        print(f"  {module.path}")
     return [*(module.path for module in changed), copy]
 
 

@@ -1,5 +1,12 @@
 """``mmkit new``: a package for a model with a modality of its own, which is trained, served, and
-passes its own tests as it is; ``mmkit examples``: those, to run and to change."""
+passes its own tests as it is; ``mmkit examples``: those, 9 MB, to run and to change.
+
+The package has a spec, data, an encoder, the models for transformers and for vLLM, training, a
+script that asks a server, an entry point, tests of laws and engine, and a CI file. A pretrained
+language model gets low-rank changes in training, and vLLM's own class runs it. Refused
+(`MmkitError`) are a name that is no identifier or is taken, an unknown kind, a folder that exists
+already or cannot be written, and a language model that cannot be used.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +16,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 from string import Template
+from typing import Annotated
+
+from typer import Argument, Option
 
 from ..errors import MmkitError
 from ..generate import class_prefix
 from .common import checkpoint, needs_vllm, reason, shipped
 
 KINDS = ("series", "vectors", "image", "audio", "record")
-"""The kinds of items; each has templates of its own beside the common ones."""
+"""The kinds of items: rows of numbers of which several share a position, rows with a position each,
+images, audio, and several arrays. Each has templates of its own beside the common ones."""
+
+HERE = Path(".")
+Kind = Annotated[str | None, Option(help=f"Of the items: {', '.join(KINDS)}. By default by name.")]
+Pretrained = Annotated[Path | None, Option(metavar="DIR", help="A language model; else a Llama.")]
 
 _FRESH = {
     "Language": "Llama",
@@ -29,33 +44,15 @@ _FRESH = {
 
 
 def new(
-    name: str,
-    modality: str,
-    into: Path | str = ".",
+    name: Annotated[str, Argument(help="Of the package, in lower case.")],
+    modality: Annotated[str, Option(help="What its model reads, as series or actions.")],
+    into: Annotated[Path, Option(metavar="DIR", help="Where the package's folder goes.")] = HERE,
     *,
-    kind: str | None = None,
-    language_model: Path | str | None = None,
+    kind: Kind = None,
+    language_model: Pretrained = None,
 ) -> Path:
-    """Write a package: spec, data, encoder, the models for transformers and for vLLM, training,
-    a script that asks a server, entry point, tests of laws and engine, CI file.
-
-    Args:
-        name: name of the package, in lower case, for example ``weather``.
-        modality: name of the modality that its model reads, for example ``series``.
-        into: the folder that receives the package's folder.
-        kind: the kind of an item: ``series``, rows of numbers of which several share a position;
-            ``vectors``, rows with a position each; ``image``; ``audio``; or ``record``, several
-            arrays. None takes the kind of the modality's name, or a series.
-        language_model: folder of a pretrained language model, which gets low-rank changes in
-            training, and which vLLM's own class runs; None for a small Llama of random weights.
-
-    Returns:
-        The folder.
-
-    Raises:
-        MmkitError: a name that is no identifier or is taken, an unknown kind, a folder that exists
-            already or cannot be written, or a language model that cannot be used.
-    """
+    """Write a package for a model with a modality of its own, which is trained, served, and passes
+    its own tests as it is."""
     for what, value in (("name", name), ("modality", modality)):
         if not value.isidentifier() or keyword.iskeyword(value) or value != value.lower():
             raise MmkitError(what, "a Python identifier in lower case", repr(value))
@@ -65,13 +62,13 @@ def new(
         kind = modality if modality in KINDS else KINDS[0]
     if kind not in KINDS:
         raise MmkitError("kind", f"one of {', '.join(KINDS)}", repr(kind))
-    folder = Path(into) / name
+    folder = into / name
     values = {
         "package": name,
         "Prefix": class_prefix(name),
         "SPEC": name.upper(),
         "modality": modality,
-        **(_FRESH if language_model is None else _pretrained(Path(language_model))),
+        **(_FRESH if language_model is None else _pretrained(language_model)),
     }
     templates = Path(__file__).parent / "templates"
     with _new_folder(folder):
@@ -83,6 +80,7 @@ def new(
                 target.parent.mkdir(parents=True, exist_ok=True)
                 text = Template(template.read_text(encoding="utf-8")).substitute(values)
                 target.write_text(text, encoding="utf-8")
+    print(f"Written: {folder}. Its README.md says how to go on.")
     return folder
 
 
@@ -150,19 +148,10 @@ def _pretrained(folder: Path) -> dict[str, str]:
     }
 
 
-def examples(into: Path | str = ".") -> Path:
-    """Copy the examples, with their checkpoints, 9 MB.
-
-    Args:
-        into: where the folder ``examples`` goes.
-
-    Returns:
-        The folder.
-
-    Raises:
-        MmkitError: the folder is there already, or cannot be written.
-    """
-    folder = Path(into) / "examples"
+def examples(into: Annotated[Path, Argument(metavar="DIR")] = HERE) -> None:
+    """Copy the examples, with their checkpoints, into a folder `examples`."""
+    folder = into / "examples"
     with _new_folder(folder):
         copytree(shipped("examples"), folder, ignore=ignore_patterns("__pycache__"))
-    return folder
+    first = "python -m examples.terra runs the first."
+    print(f"Written: {folder}. pip install -e {folder} tells vLLM of their models; {first}")

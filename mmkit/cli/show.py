@@ -1,15 +1,20 @@
-"""``mmkit show``: a spec with its values for one checkpoint, and a prompt before and after."""
+"""``mmkit show``: a spec with its values for one checkpoint, and a prompt before and after.
+
+Without a prompt, what a caller writes for the items stands for one; without both, the largest item
+of each modality is shown. No engine is started. Refused are a spec that does not fit the checkpoint
+(`SpecError`), a request that vLLM's path would refuse (`InputError`), and a folder, an item or a
+picture that cannot be read or written (`MmkitError`).
+"""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import StringIO
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
@@ -18,17 +23,23 @@ from rich.padding import Padding
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from ..bound.modality import BoundModality
 from ..errors import InputError, MmkitError
-from ..expr import STATIC, Scope, evaluate
+from ..expr import STATIC, evaluate
 from ..items import shape_text
 from ..layout import Fixed
 from ..model_spec import ModelSpec
 from ..node import leaves
 from ..plan import Plan, Preview
-from ..spec import Modality, Output
-from .common import UsageError, brief, open_checkpoint, parse_items, plural, reason
+from ..plugin import named
+from ..spec import Declaration, Modality, Output
+from .common import FOLDER, Spec, Trust, brief, open_checkpoint, parse_items, plural, reason
+
+Prompt = Annotated[str | None, Option(help='A text, or token ids as "1,2,3".')]
+Items = Annotated[list[str] | None, Option(metavar="MODALITY=FORM", help="As image=640x480.")]
+Svg = Annotated[str | None, Option(metavar="FILE", help="Write a picture.")]
 
 _COLOURS = ("blue", "magenta", "green", "cyan")
 _WIDTH = 180
@@ -36,60 +47,72 @@ _WIDTH = 180
 
 
 def show(
-    spec: ModelSpec,
-    folder: str | Path | None = None,
-    *,
-    prompt: str | None = None,
-    items: Iterable[str] = (),
-    trust_remote_code: bool = False,
-) -> RenderableType:
-    """A spec for a terminal, light or dark, by rich.
-
-    Args:
-        spec: the declaration.
-        folder: folder of a checkpoint, for values and a request; it needs no weights, and no
-            engine is started.
-        prompt: a text, or ids in the form ``1,2,3``; None for what a caller writes for the items.
-        items: the items of the request, for example ``image=640x480``; see `parse_item`. Without
-            items and prompt, the largest item of each modality is shown.
-        trust_remote_code: run code that the checkpoint brings.
-
-    Raises:
-        SpecError: the spec does not fit the checkpoint.
-        InputError: vLLM's path would refuse the request.
-        UsageError: the folder or an item cannot be read.
-    """
-    forms = list(items)
-    colours = dict(zip([m.name for m in spec.modalities], cycle(_COLOURS), strict=False))
-    if folder is None:
-        if prompt is not None or forms:
-            got, remedy = "none beside --prompt or --item", "A request wants a config."
-            raise UsageError("--config", "the folder of a checkpoint", got, remedy)
-        return Group(Text(spec.name, "bold"), *_declared(spec, None, colours))
-    opened = open_checkpoint(spec, folder, trust_remote_code=trust_remote_code)
-    plan = opened.plan
-    if forms or prompt is not None:
-        data = parse_items(forms, plan)
+    spec: Spec,
+    config: Annotated[Path | None, FOLDER] = None,
+    prompt: Prompt = None,
+    item: Items = None,
+    svg: Svg = None,
+    trust_remote_code: Trust = False,
+) -> None:
+    """Show a spec, its values for a checkpoint, and what becomes of a prompt. An item is zeros,
+    sizes, JSON or a file."""
+    declared: ModelSpec = named(spec, ModelSpec)
+    parts: Iterable[RenderableType]
+    if config is not None:
+        info = open_checkpoint(declared, config, trust_remote_code=trust_remote_code)
+        parts = _bound(info, prompt, item or ())
+    elif prompt is not None or item:
+        got, remedy = "none beside --prompt or --item", "A request wants a config."
+        raise MmkitError("--config", "the folder of a checkpoint", got, remedy)
     else:
+        parts = [Text(declared.name, "bold"), *_declared(declared, None, _colours(declared))]
+    shown = Group(*parts)
+    if svg is None:
+        Console().print(shown)
+        return
+    picture = _picture(shown, f"mmkit show {declared.name}")
+    try:
+        Path(svg).write_text(picture, encoding="utf-8")
+    except OSError as error:
+        expected, remedy = "a file that can be written", "Choose another place."
+        raise MmkitError(f"--svg {svg}", expected, reason(error), remedy) from error
+
+
+def _picture(shown: RenderableType, title: str) -> str:
+    """The output of a terminal as a picture."""
+    console = Console(width=110, file=StringIO(), record=True, force_terminal=True)
+    console.print(shown)
+    svg = console.export_svg(title=title)
+    return re.sub(r"(?s)\s*@font-face \{.*?\}", "", svg)  # which would be fetched from elsewhere
+
+
+def _bound(info: Any, prompt: str | None, forms: Iterable[str]) -> Iterator[RenderableType]:
+    """A bound spec, and a request."""
+    plan: Plan = info.plan
+    colours = _colours(plan.spec)
+    data = parse_items(forms, plan)
+    if not data and prompt is None:
         data = {name: [own.largest_item()] for name, own in plan.modalities.items()}
     ids = plan.shortest_prompt(plan.take(data)) if prompt is None else _encoded(plan, prompt)
     preview = _preview(plan, ids, data)
-    read = [f"{name} = {brief(repr(value), 80)}" for name, value in _read(spec, opened.scope)]
-    model = next(iter(opened.scope.cfg.architectures or ()), "")
-    return Group(
-        Text.assemble((spec.name, "bold"), (f"  {model}", "dim")),
-        *_declared(spec, plan, colours),
-        Text(f"\nwith {', '.join(read)}" if read else "", "dim"),
-        *_request(ids, preview, colours, _texts(opened.info.ctx.tokenizer)),
-        *_items(data, preview, colours),
-    )
+    read = [f"{name} = {brief(repr(value), 80)}" for name, value in _read(plan)]
+    model = next(iter(info.get_hf_config().architectures or ()), "")
+    yield Text.assemble((plan.spec.name, "bold"), (f"  {model}", "dim"))
+    yield from _declared(plan.spec, plan, colours)
+    yield Text(f"\nwith {', '.join(read)}" if read else "", "dim")
+    yield from _request(ids, preview, colours, _texts(info.ctx.tokenizer))
+    yield from _items(data, preview, colours)
+
+
+def _colours(spec: Declaration) -> dict[str, str]:
+    return dict(zip([m.name for m in spec.modalities], cycle(_COLOURS), strict=False))
 
 
 # -- the spec --------------------------------------------------------------------------------------
 
 
 def _declared(
-    spec: ModelSpec, plan: Plan | None, colours: Mapping[str, str]
+    spec: Declaration, plan: Plan | None, colours: Mapping[str, str]
 ) -> Iterator[RenderableType]:
     """The parts of modalities and outputs as declared, with their values where there is a plan."""
     bound = plan.modalities if plan else {}
@@ -144,13 +167,18 @@ def _layout(bound: BoundModality) -> str:
     return " ".join(folded(map(str, layout.ids))) if isinstance(layout, Fixed) else repr(layout)
 
 
-def _read(spec: ModelSpec, scope: Scope) -> Iterator[tuple[str, Any]]:
-    """What the declarations read of the config and the Hugging Face processor."""
-    known = {leaf for leaf in leaves(spec.modalities) if leaf.root in STATIC and leaf.keys}
-    for leaf in sorted(known, key=repr):
+def _read(plan: Plan) -> Iterator[tuple[str, Any]]:
+    """What the modalities read of the config and the Hugging Face processor."""
+    read = {
+        repr(leaf): (leaf, own.static)
+        for own in plan.modalities.values()
+        for leaf in leaves(own.spec)
+        if leaf.root in STATIC and leaf.keys
+    }
+    for name, (leaf, scope) in sorted(read.items()):
         with suppress(MmkitError):  # in the branch of a where() that this config does not take
             if not callable(value := evaluate(leaf.expr, scope)):
-                yield repr(leaf), value
+                yield name, value
 
 
 # -- the request -----------------------------------------------------------------------------------
@@ -283,34 +311,3 @@ def folded(words: Iterable[str]) -> list[str]:
         text, before = _BLOCKS.sub(told, text), text
     known = [*numbers]
     return [known[ord(one)] for one in text]
-
-
-# -- the command -----------------------------------------------------------------------------------
-
-
-def to_svg(shown: RenderableType, title: str) -> str:
-    """The output of a terminal as a picture."""
-    console = Console(width=110, file=StringIO(), record=True, force_terminal=True)
-    console.print(shown)
-    svg = console.export_svg(title=title)
-    return re.sub(r"(?s)\s*@font-face \{.*?\}", "", svg)  # which would be fetched from elsewhere
-
-
-def run(
-    spec: ModelSpec, folder: str | Path | None = None, *, svg: str | None = None, **request: Any
-) -> None:
-    """Print what there is to show, or write a picture to a file; ``-`` is standard output.
-    `request` has the other arguments of `show`."""
-    shown = show(spec, folder, **request)
-    if svg is None:
-        Console().print(shown)
-        return
-    picture = to_svg(shown, f"mmkit show {spec.name}")
-    if svg == "-":
-        sys.stdout.write(picture)
-        return
-    try:
-        Path(svg).write_text(picture, encoding="utf-8")
-    except OSError as error:
-        expected, remedy = "a file that can be written", "Choose another place."
-        raise UsageError(f"--svg {svg}", expected, reason(error), remedy) from error

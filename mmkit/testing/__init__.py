@@ -26,7 +26,6 @@ from .law import KitError as KitError
 from .law import Law as Law
 from .law import NotApplicable as NotApplicable
 from .law import NotDrawn as NotDrawn
-from .law import Status as Status
 from .law import Violation as Violation
 from .laws import LAWS as LAWS
 from .strategies import AudioSample as AudioSample
@@ -38,7 +37,6 @@ from .strategies import TensorSample as TensorSample
 from .strategies import TextSample as TextSample
 from .strategies import VideoSample as VideoSample
 from .strategies import items as items
-from .strategies import prompts as prompts
 from .subject import Subject as Subject
 from .subject import of_registered as of_registered
 from .subject import of_spec as of_spec

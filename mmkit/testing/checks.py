@@ -29,16 +29,13 @@ from .vllm_model import loaded_model
 _FEW = 20
 
 
-def check_law(
-    law: str | Law, subject: Subject, *, examples: int | None = None, database: bool = True
-) -> None:
+def check_law(law: str | Law, subject: Subject, *, examples: int | None = None) -> None:
     """Check one law on a subject.
 
     Args:
         law: a law, or its name, for example ``"cache"``.
         subject: see `of_spec` and `of_registered`.
         examples: Hypothesis examples; None for those of the current profile.
-        database: let Hypothesis keep failures for the next run.
 
     Raises:
         Violation: the law does not hold. The message has the smallest failing request that
@@ -59,13 +56,12 @@ def check_law(
             raise NotApplicable("the items take no positions: forward gets their fields, not rows")
         config = subject.processor.info.ctx.model_config
         models = [loaded_model(config, dtype=dtype) for dtype in law.dtypes]
-    options: dict[str, Any] = {} if database else {"database": None}
-    options["max_examples"] = max(1, (examples or settings().max_examples) // law.cost)
+    examples = max(1, (examples or settings().max_examples) // law.cost)
     for model in models:
         case = Case(law, subject)
         try:
             with model as case.model:
-                _check(case, options)
+                _check(case, examples)
         except Verdict:
             raise
         except Exception as error:
@@ -83,7 +79,7 @@ def law_of(name: str) -> Law:
     return LAWS[name]
 
 
-def _check(case: Case, options: dict[str, Any]) -> None:
+def _check(case: Case, examples: int) -> None:
     drawn = said = 0
 
     def once(data: Any) -> None:
@@ -93,7 +89,7 @@ def _check(case: Case, options: dict[str, Any]) -> None:
         said += 1
 
     try:
-        for_each(st.data(), once, **options)
+        for_each(st.data(), once, max_examples=examples)
     except Unsatisfiable as error:
         of = f"none of {drawn} drawn requests is one" if drawn else "no request was found"
         raise NotDrawn(f"{of} about which this law says anything") from error
@@ -170,9 +166,9 @@ def check(
         model: check the laws about the model class too. It is loaded with dummy weights, without an
             engine.
         examples: Hypothesis examples per law; None for those of the current profile.
-        options: for `of_spec`: `kwargs` and `samples` to draw from, subclasses of the generated
-            classes to check in their place, options of vLLM's ModelConfig; `trust_remote_code=True`
-            runs code that the folder brings.
+        options: for `of_spec`: `kwargs` and `samples` to draw from, `classes` to check in place of
+            the generated ones, options of vLLM's ModelConfig; `trust_remote_code=True` runs code
+            that the folder brings.
 
     Returns:
         One result per law; false if a law is violated, or mmkit's own code failed.

@@ -99,10 +99,9 @@ def compare(
     vllm_path.load_general_plugins()
     vllm_path.stand_in(*vllm_path.architectures_of(model_dir), model=model_class)
     subject = subject_of(spec, model_dir, **options)
-    assert subject.plan is not None
-    items = {name: modality.item for name, modality in subject.plan.modalities.items()}
-    reference = vllm_path.of_class(model_class, subject.processor.info.ctx.model_config)
-    tokenizer = subject.processor.info.ctx.tokenizer
+    plan: Any = subject.plan
+    context = subject.processor.info.ctx
+    reference = vllm_path.generated(vllm_path.factories_of(model_class), context.model_config)
     comparison = Comparison()
 
     def check(request: Given) -> None:
@@ -119,11 +118,8 @@ def compare(
 
     def drawn(request: Request) -> None:
         # in canonical form: hand-written classes interpret other forms differently
-        data = {
-            name: [items[name].canonical(value, name) for value in values]
-            for name, values in request.data().items()
-        }
-        texts = [] if tokenizer is None else [tokenizer.decode(request.prompt)]
+        data = {name: [*own.values] for name, own in plan.take(request.data()).items()}
+        texts = [] if context.tokenizer is None else [context.tokenizer.decode(request.prompt)]
         for prompt in (request.prompt, *texts):
             check(Given(prompt, data, request.kwargs, dict(request.items)))
 

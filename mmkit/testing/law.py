@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from inspect import cleandoc
 from traceback import walk_tb
 from typing import Any, ClassVar, Literal, NoReturn
 
@@ -66,15 +65,13 @@ class Law:
 
     Attributes:
         name: for example ``independence``.
-        statement: what holds.
-        check: a function of a `Case` that raises `Violation`.
+        check: a function of a `Case` that raises `Violation`; its docstring says what holds.
         cost: requests per example; the number of examples is divided by it.
         needs_model: the check needs the model, loaded without an engine.
         dtypes: the dtypes in which the model is loaded, one after the other.
     """
 
     name: str
-    statement: str
     check: Callable[[Case], Any]
     cost: int = 1
     needs_model: bool = False
@@ -82,8 +79,8 @@ class Law:
 
 
 def law(**options: Any) -> Callable[[Callable[[Case], Any]], Law]:
-    """A decorator that makes a law of a check: its name, and its docstring as the statement."""
-    return lambda check: Law(check.__name__, cleandoc(check.__doc__ or ""), check, **options)
+    """A decorator that makes a law of a check, with its name."""
+    return lambda check: Law(check.__name__, check, **options)
 
 
 @dataclass

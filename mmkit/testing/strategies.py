@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
 from io import BytesIO
-from itertools import chain, cycle, islice
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -343,27 +343,6 @@ class Request:
     def __repr__(self) -> str:
         options = f", kwargs={dict(self.kwargs)!r}" if self.kwargs else ""
         return f"Request({self.prompt!r}, {dict(self.items)!r}{options})"
-
-
-def prompts(
-    written: Sequence[list[int]],
-    fillers: Sequence[int],
-    fragments: Sequence[list[int]] = (),
-    prefix: Sequence[int] = (),
-) -> SearchStrategy[list[int]]:
-    """A strategy for prompts: the ids of the items, in order, with other tokens before, between and
-    after them. Shrinks towards adjacent items and no other token.
-
-    Args:
-        written: per item, the ids that a caller writes for it.
-        fillers: single other tokens.
-        fragments: other runs of tokens, for example parts of placeholders.
-        prefix: ids with which every prompt starts.
-    """
-    other = st.sampled_from([*([token] for token in fillers), *fragments])
-    gap = st.lists(other, max_size=3).map(lambda parts: [*chain(*parts)])
-    parts = [part for ids in written for part in (gap, st.just(ids))]
-    return st.tuples(st.just(prefix), *parts, gap).map(lambda runs: [*chain(*runs)])
 
 
 def for_each(values: SearchStrategy[Any], check: Callable[[Any], Any], **options: Any) -> None:

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from ..errors import SpecError
+from ..generate import Classes
 from ..layout import as_text
 from ..model_spec import ModelSpec
 from ..placement import Runs
 from ..plan import Plan
 from . import vllm_path
-from .strategies import Request, Sample, as_sample, items, items_of_vllm, prompts
+from .strategies import Request, Sample, as_sample, items, items_of_vllm
 from .vllm_path import Caches, Data, Outcome, Piece
 
 Samples = Mapping[str, SearchStrategy[Any]]
@@ -169,7 +170,10 @@ def _requests(draw: Any, subject: Subject, least: int, most: int | None, of: Sam
     fillers = [token for token in subject.ordinary if token not in in_any] or [0]
     if not prefix and in_any.isdisjoint(subject.first):
         prefix = draw(st.sampled_from([[], subject.first]))
-    prompt = draw(prompts(written, fillers, fragments, prefix))
+    gap = st.lists(st.sampled_from([*([token] for token in fillers), *fragments]), max_size=3)
+    prompt = [*prefix, *chain(*draw(gap))]
+    for own in written:
+        prompt += [*own, *chain(*draw(gap))]
     return Request(prompt, drawn, kwargs, order)
 
 
@@ -272,9 +276,7 @@ def of_spec(
     spec: ModelSpec,
     model_dir: str | Path,
     *,
-    info: type | None = None,
-    dummy_inputs: type | None = None,
-    processor: type | None = None,
+    classes: Classes | None = None,
     kwargs: SearchStrategy[Data] | None = None,
     samples: Samples | None = None,
     **options: Any,
@@ -284,9 +286,8 @@ def of_spec(
     Args:
         spec: the declaration.
         model_dir: config, tokenizer and processor files; weights are not needed.
-        info: a subclass of the spec's `classes.info`, to check in its place.
-        dummy_inputs: a subclass of `classes.dummy_inputs`, likewise.
-        processor: a subclass of `classes.processor`, likewise.
+        classes: what to check in place of the spec's `classes`, for example
+            ``spec.classes._replace(processor=...)`` with a subclass of the generated one.
         kwargs: a strategy for `mm_processor_kwargs`; None for the options that the Hugging Face
             processor names (`st.just({})` for no options).
         samples: strategies for the items of some modalities, in place of those of their item types.
@@ -296,9 +297,8 @@ def of_spec(
         SpecError: the spec does not fit the checkpoint.
     """
     options = {"enable_mm_embeds": any(m.embeds for m in spec.modalities), **options}
-    own, given = spec.classes, samples or {}
-    classes = info or own.info, dummy_inputs or own.dummy_inputs, processor or own.processor
-    instance = vllm_path.generated(*classes, vllm_path.config_for_spec(model_dir, **options))
+    config, given = vllm_path.config_for_spec(model_dir, **options), samples or {}
+    instance = vllm_path.generated(classes or spec.classes, config)
     plan: Plan = instance.info.plan
     drawn = {name: items(m.item) for name, m in plan.modalities.items() if name not in given}
     return Subject(instance, {**drawn, **given}, model_dir=model_dir, kwargs=kwargs, plan=plan)

@@ -16,7 +16,7 @@ from vllm.config import ModelConfig, set_current_vllm_config
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader import utils as loading
 from vllm.multimodal import utils
-from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
+from vllm.multimodal.inputs import MultiModalKwargsItems
 from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 from vllm.utils.jsontree import json_map_leaves
 
@@ -25,7 +25,7 @@ from ..model.registration import get_mrope_input_positions
 from ..vllm_api.items import embeds_size
 from .law import NotApplicable
 from .subject import Subject
-from .vllm_path import Outcome, features, in_prompt_order
+from .vllm_path import Outcome
 
 # options of a configuration that the model has as well
 _SHARED = ("trust_remote_code", "skip_tokenizer_init", "hf_overrides")
@@ -163,7 +163,7 @@ def _row(value: Any) -> torch.Tensor:
 
 
 # Computes positions of several dimensions, integers (dimensions, tokens), and how far the position
-# after the prompt is from its length, of ids and of items as `placed` makes them.
+# after the prompt is from its length, of ids and of the features of items in prompt order.
 Rope = Callable[[list[int], Sequence[Any]], tuple[torch.Tensor, int]]
 
 
@@ -206,13 +206,3 @@ def rope(subject: Subject, config: Any) -> Rope:
         return found if isinstance(found, tuple) else (found, int(found.max()) + 1 - len(ids))
 
     return positions
-
-
-def placed(outcome: Outcome) -> list[Any]:
-    """The items of a request as vLLM's model has them, in the order of the prompt."""
-    places = {name: [_place(*at) for at in own] for name, own in outcome.ranges.items()}
-    return in_prompt_order(features(outcome.items, outcome.hashes, places))
-
-
-def _place(offset: int, length: int, mask: Sequence[bool]) -> PlaceholderRange:
-    return PlaceholderRange(offset, length, None if all(mask) else torch.tensor(mask))

@@ -139,23 +139,18 @@ def registered(config: ModelConfig) -> Any:
     return MULTIMODAL_REGISTRY.create_processor(config)
 
 
-def generated(info: type, dummy_inputs: type, processor: type, config: ModelConfig) -> Any:
-    """A processor of these classes, whether vLLM knows the model or not."""
+def generated(classes: Any, config: ModelConfig) -> Any:
+    """A processor of classes as `ModelSpec.classes` has them, or `factories_of`; vLLM need not know
+    the model."""
     tokenizer = None if config.skip_tokenizer_init else _tokenizer(config)
-    instance = info(InputProcessingContext(config, tokenizer))
-    return processor(instance, dummy_inputs(instance))
+    info = classes.info(InputProcessingContext(config, tokenizer))
+    return classes.processor(info, classes.dummy_inputs(info))
 
 
 def factories_of(model: Any) -> Any:
     """The classes that are registered for a model class; None if there are none."""
     in_registry = getattr(MULTIMODAL_REGISTRY, "_processor_factories", {})  # before 0.12
     return getattr(model, "_processor_factory", None) or in_registry.get(model)
-
-
-def of_class(model: Any, config: ModelConfig) -> Any:
-    """The processor of the classes that are registered for a model class."""
-    factories = factories_of(model)
-    return generated(factories.info, factories.dummy_inputs, factories.processor, config)
 
 
 # -- requests --------------------------------------------------------------------------------------
@@ -171,14 +166,19 @@ class Outcome:
             encoder row.
         fields: per modality and item, the tensors (or other values) that reach the model, by field.
         hashes: per modality and item.
-        items: per modality, vLLM's own form of the fields.
+        features: per modality, the items as the API server sends them to the engine.
     """
 
     ids: list[int]
     ranges: dict[str, list[tuple[int, int, tuple[bool, ...]]]]
     fields: dict[str, list[dict[str, Any]]]
     hashes: dict[str, list[str]]
-    items: dict[str, list[Any]] = field(repr=False)
+    features: dict[str, list[MultiModalFeatureSpec]] = field(repr=False)
+
+    @property
+    def items(self) -> dict[str, list[Any]]:
+        """Per modality, vLLM's own form of the fields."""
+        return {name: [feature.data for feature in own] for name, own in self.features.items()}
 
     def mask(self, name: str, index: int) -> tuple[bool, ...]:
         """Which positions of an item receive encoder rows; none where it has no range."""
@@ -272,12 +272,18 @@ def outcome(result: Any, caches: Caches | None = None) -> Outcome:
         for name, places in result["mm_placeholders"].items()
     }
     hashes = {name: list(of_items) for name, of_items in result["mm_hashes"].items()}
-    items = {name: list(of_items) for name, of_items in result["mm_kwargs"].items()}
-    if caches is not None:
-        items = caches.receive(items, result)
-    fields = {name: [_fields(name, item) for item in of_items] for name, of_items in items.items()}
+    features = {
+        name: [
+            MultiModalFeatureSpec(item, name, *at)
+            for item, *at in zip(own, hashes[name], result["mm_placeholders"][name], strict=True)
+        ]
+        for name, own in result["mm_kwargs"].items()
+    }
+    if caches is not None and caches.receiver is not None:
+        caches.receiver.get_and_update_features(in_prompt_order(features))
+    fields = {name: [_fields(name, one.data) for one in own] for name, own in features.items()}
     ids = list(result.get("encoder_prompt_token_ids", result["prompt_token_ids"]))
-    return Outcome(ids, ranges, fields, hashes, items)
+    return Outcome(ids, ranges, fields, hashes, features)
 
 
 def _flags(mask: Any, length: int) -> tuple[bool, ...]:
@@ -328,25 +334,6 @@ class Caches:
             self.sender: Any = (SenderCache if pair else MultiModalProcessorOnlyCache)(config)
             self.receiver = _ReceiverCache(config) if pair else None
 
-    def receive(self, items: dict[str, list[Any]], result: Any) -> dict[str, list[Any]]:
-        """The items as the engine has them."""
-        if self.receiver is None:
-            return items
-        sent = features(items, result["mm_hashes"], result["mm_placeholders"])
-        self.receiver.get_and_update_features(in_prompt_order(sent))
-        return {name: [feature.data for feature in own] for name, own in sent.items()}
-
-
-def features(items: Data, hashes: Data, places: Data) -> dict[str, list[MultiModalFeatureSpec]]:
-    """Items as the API server sends them to the engine, by modality, as hashes and ranges are."""
-    return {
-        name: [
-            MultiModalFeatureSpec(item, name, hashes[name][i], places[name][i])
-            for i, item in enumerate(own)
-        ]
-        for name, own in items.items()
-    }
-
 
 def in_prompt_order(features: Mapping[str, Sequence[Any]]) -> list[Any]:
     """The items of all modalities in the order of the prompt."""
@@ -381,10 +368,14 @@ class Piece:
 def pieces(processor: Any, name: str, values: list[Any], kwargs: Data | None = None) -> list[Piece]:
     """The ids of one modality's items in a prompt, by the first alternative of the processor's own
     updates. Without an update, an item has no ids."""
+    data, kwargs = {name: values}, kwargs or {}
     if isinstance(processor, CommonProcessor):
-        return [_own_piece(layouts) for layouts in _layouts(processor, name, values, kwargs or {})]
-    _, kwargs_items, items = processed(processor, {name: values}, kwargs or {})
-    updates = processor._get_mm_prompt_updates(items, kwargs or {}, kwargs_items)
+        request = Request([], parsed(processor, data), {}, kwargs, None)
+        missing = {name: range(len(values))}
+        entries = processor._processed(request, {name: len(values)}, missing)
+        return [_own_piece(layouts) for _, layouts in filter(None, entries.get(name, ()))]
+    _, kwargs_items, items = processed(processor, data, kwargs)
+    updates = processor._get_mm_prompt_updates(items, kwargs, kwargs_items)
     if name not in updates:
         return [Piece([], [], (), True, [], []) for _ in values]
     return [_piece(processor, alternatives) for alternatives in updates[name]]
@@ -412,13 +403,14 @@ def _piece(processor: Any, alternatives: Sequence[Any]) -> Piece:
     if content.is_embed is not None:
         tokenizer = [processor.info.ctx.tokenizer] if _TEXT_PROMPTS else []
         mask = content.is_embed(*tokenizer, content.full)
-    inserted = update.mode.name == "INSERT"
-    if not isinstance(update.target, _PromptIndex):
-        return Piece(targets[0], full, _flags(mask, len(full)), inserted, [], targets)
-    closure = getattr(update.target.get_match_index, "__closure__", None) or ()
-    prefixes = [cell.cell_contents for cell in closure if isinstance(cell.cell_contents, list)]
-    prefix = list(prefixes[0]) if prefixes else []
-    return Piece([], full, _flags(mask, len(full)), inserted, prefix, targets)
+    if isinstance(update.target, _PromptIndex):
+        closure = getattr(update.target.get_match_index, "__closure__", None) or ()
+        lists = [cell.cell_contents for cell in closure if isinstance(cell.cell_contents, list)]
+        written, prefix = [], next(iter(lists), [])
+    else:
+        written, prefix = targets[0], []
+    is_inserted = update.mode.name == "INSERT"
+    return Piece(written, full, _flags(mask, len(full)), is_inserted, prefix, targets)
 
 
 def _spelled(processor: Any, sequence: Any) -> list[int]:
@@ -426,17 +418,6 @@ def _spelled(processor: Any, sequence: Any) -> list[int]:
     if isinstance(sequence, str):
         sequence = processor.info.get_tokenizer().encode(sequence, add_special_tokens=False)
     return list(sequence)
-
-
-def _layouts(
-    processor: CommonProcessor, name: str, values: list[Any], kwargs: Data
-) -> list[Alternatives]:
-    """The layouts of items of a modality, as a generated processor has them."""
-    request = Request([], parsed(processor, {name: values}), {}, kwargs, None)
-    counts = {key: len(own) for key, own in request.items.data.items()}
-    missing = {key: range(count) for key, count in counts.items()}
-    entries = processor._processed(request, counts, missing)
-    return [entry[1] for entry in entries.get(name, []) if entry is not None]
 
 
 def _own_piece(own: Alternatives) -> Piece:

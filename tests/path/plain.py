@@ -22,7 +22,7 @@ def plain(*others: Modality, prompt: Any = None, **changes: Any) -> ModelSpec:
 def processor(spec: ModelSpec, **options: Any) -> Any:
     """The processor that vLLM makes of a spec's classes, in a server with these options."""
     return vllm_path.generated(
-        *spec.classes, vllm_path.config_for_spec(checkpoint(), **options) if options else _config()
+        spec.classes, vllm_path.config_for_spec(checkpoint(), **options) if options else _config()
     )
 
 

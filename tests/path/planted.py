@@ -239,7 +239,7 @@ def checkpoint(architecture: str = "PlantedForCausalLM", tokenizer: bool = True)
 
 def mixed(spec: ModelSpec = MIXED, **classes: type) -> Subject:
     """`MIXED`, or another spec, with subclasses of the generated classes in their place."""
-    return of_spec(spec, checkpoint(), kwargs=KWARGS, **classes)
+    return of_spec(spec, checkpoint(), kwargs=KWARGS, classes=spec.classes._replace(**classes))
 
 
 def with_model(model: type, spec: ModelSpec = MIXED, make: Any = checkpoint, kwargs: Any = KWARGS) -> Subject:
@@ -576,8 +576,9 @@ def another_llava(method: tuple[str, Callable[..., Any]] | None = None, **change
     (image,) = system.load_spec().modalities
     spec = ModelSpec("llava", image.model_copy(update=changes))
     images = st.builds(ImageSample, st.integers(0, 2), *[st.integers(1, 40)] * 2)
-    processor = overriding(spec.classes.processor, *method) if method else None
-    return of_spec(spec, system.checkpoint, processor=processor, samples={"image": images})
+    change = {"processor": overriding(spec.classes.processor, *method)} if method else {}
+    classes = spec.classes._replace(**change)
+    return of_spec(spec, system.checkpoint, classes=classes, samples={"image": images})
 
 
 def flipped_channels(items, scope):
@@ -659,7 +660,7 @@ BUGS = [
     Bug("ranges", "ids_that_are_not_the_layout", PLACING, ids_that_are_not_the_layout,
         r"the ids at (series|frames)\[0\] are \[0, .*\], its layout is \[[^0].*\]"),
     Bug("ranges", "numbers_ignored", PLACING, _prompted(numbered_in_order),
-        r"placeholders of \[\('series', 1\), .*\] get the items \[\('series', 0\), ", spec=BY_NUMBER),
+        r"placeholders of \[\('series', \d\), .*\] get the items \[\('series', 0\), ", spec=BY_NUMBER),
     Bug("ranges", "mask_lost", PLACING, partial(_placed_otherwise, all_embed),
         r"the mask of series\[0\] is not that of its layout"),
     Bug("cache", "items_swapped_after_a_hit", "processor._exchanged", items_swapped_after_a_hit,

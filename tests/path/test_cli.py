@@ -14,10 +14,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import strategies as st
 from PIL import Image as PILImage
-from safetensors.torch import save_file
 from transformers import Qwen2Config
 from typer.testing import CliRunner
 from vllm import ModelRegistry
@@ -43,9 +41,8 @@ from mmkit import (
 )
 from mmkit.cli import common, doctor
 from mmkit.cli.commands import app
-from mmkit.cli.common import UsageError
 from mmkit.cli.show import describe
-from mmkit.errors import SpecError
+from mmkit.errors import MmkitError, SpecError
 from mmkit.expr import ceil_div, item
 from mmkit.plan import Plan
 from tests import ROOT
@@ -148,7 +145,6 @@ ITEMS = {
     "video=2x32x16": "2 frames of 32×16",
     "audio=16000": "16000",
     "series=FOLDER/a.npy": "5×4",
-    "series=FOLDER/a.safetensors": "6×4",
     "image=FOLDER/a.png": "7×8",
     "word=3": "3 characters",
     "cell=zeros": "ids 1, word 1 character",
@@ -162,7 +158,7 @@ BAD_ITEMS = {
     "cell=3": "a dict of its parts in JSON, got sizes.",
     'cell={"ids": [1': "JSON, got JSONDecodeError: Expecting ',' delimiter: line 1 column 11 (char 10).",
     "image=0x3": "sizes of at least 1, got 0x3.",
-    "series=big": "zeros, a shape as 9x4, or a file (.npy, .safetensors, .json, .png, .jpg, .jpeg, .webp), got 'big'.",
+    "series=big": "zeros, a shape as 9x4, or a file (.npy, .json, .png, .jpg, .jpeg, .webp), got 'big'.",
     "series=none.npy": "a .npy file that can be read, got no such file or directory.",
 }
 
@@ -174,11 +170,10 @@ PLAN = ModelSpec("all", *MODALITIES).bind(SimpleNamespace(vocab_size=10))
 @pytest.mark.parametrize("form", [*ITEMS, *BAD_ITEMS])
 def test_items(form: str, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((5, 4)))
-    save_file({"a": torch.zeros(6, 4)}, tmp_path / "a.safetensors")
     PILImage.new("RGB", (7, 8)).save(tmp_path / "a.png")
     (tmp_path / "a.json").write_text(CELL)
     if form in BAD_ITEMS:
-        with pytest.raises(UsageError, match=re.escape(f"--item {form}: expected {BAD_ITEMS[form]}")):
+        with pytest.raises(MmkitError, match=re.escape(f"--item {form}: expected {BAD_ITEMS[form]}")):
             common.parse_item(form, PLAN)
     else:
         name, value = common.parse_item(form.replace("FOLDER", str(tmp_path)), PLAN)
@@ -258,11 +253,11 @@ def test_a_request_that_breaks_in_the_processor(monkeypatch: pytest.MonkeyPatch)
     assert invoke("show", TERRA, *ON_TERRA) == (2, "", sentence)
 
 
-def test_nothing_but_the_command_line_needs_typer() -> None:
+def test_the_command_line_imports_no_vllm_and_says_that_it_needs_typer() -> None:
     code = (
-        "import sys; sys.modules['typer'] = None\n"
-        "import mmkit.cli.show, mmkit.cli.check, mmkit.cli.doctor\n"
+        "import sys, mmkit.cli.commands\n"
         "assert 'vllm' not in sys.modules and 'transformers' not in sys.modules\n"
+        "del sys.modules['mmkit.cli.commands']; sys.modules['typer'] = None\n"
         "mmkit.cli.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -404,7 +399,7 @@ def test_findings(
         (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
         (folder / "RECORD").write_text(f"{name}/__init__.py,,\n")
     monkeypatch.syspath_prepend(tmp_path)
-    *_, seen = (finding for finding in doctor.doctor() if finding.topic == topic)
+    *_, seen = (finding for finding in doctor.examine() if finding.topic == topic)
     assert seen.text.startswith(text)
     assert remedy in seen.remedy
     assert bool(seen.remedy) == bool(remedy)
@@ -413,7 +408,5 @@ def test_findings(
 def test_the_exit_status_is_that_something_is_to_be_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, status, said in (("json", 0, "Nothing to mend."), ("no_such", 1, "1 thing to mend.")):
         monkeypatch.setenv("MMKIT_MODULES", name)
-        codes, outputs, _ = zip(invoke("doctor", "--json"), invoke("doctor"), strict=True)
-        assert codes == (status, status)
-        assert any(one["topic"] == "MMKIT_MODULES" for one in json.loads(outputs[0]))
-        assert outputs[1].endswith(said)
+        code, output, _ = invoke("doctor")
+        assert (code, "MMKIT_MODULES: " in output, output.endswith(said)) == (status, True, True)

@@ -378,7 +378,7 @@ def hold(name: str, number: str) -> None:
     """A law on a spec of the gallery, or the violation that is known."""
     if known := EXPECTED.get((name, number)):
         with pytest.raises(Violation, match=known[0]):
-            check_law(number, subject(name), examples=100, database=False)
+            check_law(number, subject(name), examples=100)
     else:
         check_law(number, subject(name), examples=EXAMPLES)
 

@@ -81,7 +81,7 @@ def of_the_processor(case: testing.Case) -> None:
 def test_a_law(check: Any, kind: type[Exception], sentence: str) -> None:
     subject = testing.of_spec(plain(), checkpoint())
     with pytest.raises(kind) as verdict:
-        testing.check_law(testing.Law("none", "", check), subject, examples=5, database=False)
+        testing.check_law(testing.Law("none", check), subject, examples=5)
     assert re.match(sentence, str(verdict.value))
 
 
@@ -95,7 +95,7 @@ def test_a_field_that_an_option_contradicts() -> None:
     subject = testing.of_spec(spec, checkpoint(), kwargs=st.sampled_from([{}, {"length": 2}]))
     sentence = "plain.frames, fields['frames']: item 0: expected shape (2, 3) per item, got (2, 2)."
     where = "\n    in the processing of frames: …, mm_processor_kwargs {'length': 2}"
-    law = partial(testing.check_law, examples=20, database=False)
+    law = partial(testing.check_law, examples=20)
     refused(testing.Violation, f"cache: SpecError: {sentence}{where}", law, "cache", subject)
 
 
@@ -104,7 +104,7 @@ def test_embeddings_that_a_registered_processor_refuses() -> None:
     with pytest.raises(
         testing.NotApplicable, match=r"^embeddings are refused: terra\.actions\[0\]: expected a \(6, 3\) "
     ):
-        testing.check_law("embeds", testing.of_registered(CHECKPOINT, samples=samples), examples=5, database=False)
+        testing.check_law("embeds", testing.of_registered(CHECKPOINT, samples=samples), examples=5)
 
 
 def test_items_without_a_strategy() -> None:

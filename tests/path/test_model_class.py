@@ -66,7 +66,7 @@ def test_what_an_encoder_may_not_return(returned: Any, sentence: str) -> None:
             return returned if isinstance(returned, torch.Tensor) else returned * len(frames)
 
     with pytest.raises(Violation) as refusal:
-        check_law("counts", with_model(Odd), examples=20, database=False)
+        check_law("counts", with_model(Odd), examples=20)
     assert f"MmkitError: mixed.frames, embed_frames{sentence}" in str(refusal.value)
 
 
@@ -83,7 +83,7 @@ def test_a_class_that_is_its_own_language_model() -> None:
 
     subject = with_model(type("Itself", (MultiModalModel, Whole), {}))
     for law in ("counts", "embeds", "safety"):
-        check_law(law, subject, examples=5, database=False)
+        check_law(law, subject, examples=5)
 
 
 def test_a_model_hides_the_logits_of_one_shard() -> None:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmkit import ModelSpec
+from mmkit.generate import Classes
 from mmkit.testing import LAWS, Case, NotApplicable, Subject, check_law, items, vllm_path
 from mmkit.vllm_api import DummyInputs, ProcessingInfo, Processor
 from tests.profiles import scaled
@@ -25,10 +26,9 @@ def config() -> Any:
 
 def subject_of(spec: ModelSpec) -> Subject:
     """The processor of a spec, of classes that no module keeps."""
-    bases = {"info": ProcessingInfo, "dummy_inputs": DummyInputs, "processor": Processor}
-    instance = vllm_path.generated(
-        **{k: type(k, (base,), {"spec": spec}) for k, base in bases.items()}, config=config()
-    )
+    bases = (ProcessingInfo, DummyInputs, Processor)
+    classes = Classes(*[type(base.__name__, (base,), {"spec": spec}) for base in bases])
+    instance = vllm_path.generated(classes, config())
     plan = instance.info.plan
     samples = {name: items(modality.item) for name, modality in plan.modalities.items()}
     return Subject(instance, samples, model_dir=checkpoint(), plan=plan)

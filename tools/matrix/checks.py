@@ -182,7 +182,7 @@ def _hold(outcome: Outcome, name: str, instance: Any, laws: Sequence[str]) -> di
     for law in laws:
         with outcome.of(name, law):
             try:
-                check_law(law, instance, database=False)
+                check_law(law, instance)
             except NotApplicable as reason:
                 silent[law] = str(reason)
                 outcome.specs[name] -= 1

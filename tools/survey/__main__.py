@@ -99,9 +99,7 @@ def verdict(
 
     while len(result.unknown) < UNKNOWN:
         try:
-            check_law(
-                tolerant(EVERY[law], known), subject(entry), examples=examples, database=False
-            )
+            check_law(tolerant(EVERY[law], known), subject(entry), examples=examples)
         except NotApplicable:
             result.skipped = True
             break

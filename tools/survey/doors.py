@@ -22,6 +22,7 @@ from vllm.model_executor import model_loader
 from vllm.sampling_params import SamplingParams
 
 from mmkit.errors import VllmApiError
+from mmkit.generate import Classes
 from mmkit.testing.vllm_path import Outcome, StandIn, generated, outcome
 from mmkit.vllm_api.compat import find
 
@@ -167,5 +168,5 @@ def configured(processor: Any, **options: Any) -> Any:
 def with_server_kwargs(processor: Any, kwargs: Mapping[str, Any]) -> Any:
     """Another processor of these classes, for a server that has such `mm_processor_kwargs`."""
     config = configured(processor, mm_processor_kwargs=deepcopy(dict(kwargs)))
-    info, dummy_inputs = type(processor.info), type(processor.dummy_inputs)
-    return generated(info, dummy_inputs, type(processor), config)
+    classes = Classes(type(processor.info), type(processor.dummy_inputs), type(processor))
+    return generated(classes, config)

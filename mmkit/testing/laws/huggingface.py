@@ -20,8 +20,8 @@ from ..differences import near
 from ..law import Case, NotApplicable, law
 from ..strategies import Request
 from ..subject import Subject
-from ..vllm_model import Rope, placed, rope
-from ..vllm_path import Data, Outcome, run
+from ..vllm_model import Rope, rope
+from ..vllm_path import Data, Outcome, in_prompt_order, run
 
 
 @law(cost=2)
@@ -59,7 +59,7 @@ def positions(case: Case) -> None:
     outcome = case.attempt(case.subject.run, request)
     if not outcome:  # what other laws are about
         reject()
-    ids, items = outcome.ids, placed(outcome)
+    ids, items = outcome.ids, in_prompt_order(outcome.features)
     ours, delta = positions(ids, items)
     if ours.ndim != 2 or ours.shape[1] != len(ids):
         case.fail(f"{len(ids)} tokens have positions of shape {tuple(ours.shape)}")
