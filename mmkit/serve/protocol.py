@@ -260,7 +260,7 @@ Sizes = list[int | str | list[int | str]] | None
 
 
 class PartInfo(_Out, frozen=True):
-    """One part of a record, or one field beside an embedding; see `ModalityInfo`."""
+    """One part of a record; see `ModalityInfo`."""
 
     expected: str
     shape: Sizes
@@ -280,10 +280,7 @@ class ModalityInfo(PartInfo, frozen=True, kw_only=True):
         largest_tokens: encoder rows of the largest item; None where the Hugging Face processor
             decides.
         placeholder: the ids of one item in the caller's prompt; None where they depend on the item.
-        in_place: whether the caller writes the whole placeholders, rather than a target that they
-            replace.
         embeds: name under which callers may send precomputed embeddings, or None.
-        embeds_with: the fields beside the embeddings, by name.
         example: a smallest item in JSON, ready to send.
     """
 
@@ -291,11 +288,9 @@ class ModalityInfo(PartInfo, frozen=True, kw_only=True):
     limit: int | None
     largest_tokens: int | None
     placeholder: list[int] | None
-    in_place: bool
     embeds: str | None
     example: Any
     parts: dict[str, PartInfo] | None = None
-    embeds_with: dict[str, PartInfo] = {}
 
 
 class OutputInfo(_Out, frozen=True):

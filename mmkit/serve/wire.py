@@ -35,7 +35,7 @@ from ..bound.intake import Taken
 from ..errors import InputError
 from ..items import ItemType
 from ..items.tensor import DTYPES, Text
-from ..layout import AlreadyExpanded, Target
+from ..layout import Target
 from .protocol import Limits, ModalityInfo, begins, decoded, named, shown
 
 if TYPE_CHECKING:
@@ -288,12 +288,7 @@ def describe(modality: BoundModality, limit: int | None) -> ModalityInfo:
         "limit": limit,
         "largest_tokens": modality.largest()[1] if known else None,
         "placeholder": list(written.pop()) if fixed else None,
-        "in_place": isinstance(modality.updates[0], AlreadyExpanded),
         "embeds": modality.intake.embeds_field if modality.intake.takes_embeds else None,
-        "embeds_with": {
-            name: {"expected": part.expected, **part.schema()}
-            for name, part in modality.intake.companions.items()
-        },
         "example": _example(kind),
         "expected": kind.expected,
         **kind.schema(),
