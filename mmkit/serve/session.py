@@ -202,7 +202,7 @@ class _Talk:
                 if not answer.ids and read[: len(left.ids)] != list(left.ids):
                     expected = "a spec that leaves placeholders that are whole as they are"
                     raise InputError("session", expected, "another one")
-                (new,) = await answer.grown(output)
+                new = await answer.choice(output.outputs[0])
                 text += new.text or ""
                 logprobs += new.logprobs or []
                 ids = [*read, *answer.ids[0]]
@@ -214,7 +214,7 @@ class _Talk:
         slid = self._history.slid(left)
         self._history = left._replace(ids=ids, items=placed([*left.items, *new_items], rendered))
         self._index += 1
-        return protocol.ChunkMessage(**told, usage=answer.usage(), slid=slid)
+        return protocol.ChunkMessage(**told, usage=answer.usage(output), slid=slid)
 
     def _sampled(self, message: Any) -> Any:
         """vLLM's sampling parameters of the chunk after a message."""
