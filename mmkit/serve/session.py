@@ -208,7 +208,7 @@ class _Talk:
                 ids = [*read, *answer.ids[0]]
                 room = self._engine.max_model_len - len(ids)
                 told = {**structs.asdict(new), "index": self._index, "remaining": room}
-                if new.finish_reason is None and self._start.stream and new.token_ids:
+                if new.finish_reason is None and new.token_ids:
                     await tell(protocol.TokensMessage(**told | {"logprobs": None}))
         told |= {"token_ids": answer.ids[0], "text": text or None, "logprobs": logprobs or None}
         slid = self._history.slid(left)
@@ -224,7 +224,8 @@ class _Talk:
         if isinstance(message, protocol.NextMessage):
             kinds, where = {"max_tokens": int | None}, "sampling_params"
             options = options | named(message.sampling_params, kinds, where)
-        sampling = self._engine.sampling(options, output=self._output, stream=True)
+        stream = self._start.stream
+        sampling = self._engine.sampling(options, output=self._output, stream=stream)
         if sampling.max_tokens is None:
             raise InputError("sampling_params.max_tokens", "a value", "none")
         return sampling
