@@ -15,7 +15,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from ..bound.output import BoundOutput
 from ..errors import InputError
-from ..model import sampling_params
+from ..model.sampling import sampling_params
 from ..plan import Plan
 from ..vllm_api.compat import find
 from ..vllm_api.processor import CommonProcessor
