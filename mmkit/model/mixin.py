@@ -79,7 +79,7 @@ class MultiModalModel(models.ModelInterface):
         self.mm_engine, self.mm_plan, dtype, self._width, counts = models.current_model()
         self._bound = largest_magnitude(dtype)
         self._unsound = Reporter(self.mm_plan.spec.name, self._bound) if counts else None
-        sampling.serve(self)
+        sampling.MODELS.add(self)
         self.compute_logits = partial(self._masked, self.compute_logits)  # type: ignore[method-assign]
 
     @cached_property
@@ -247,13 +247,12 @@ class MultiModalModel(models.ModelInterface):
         overrides this."""
         return num_mm_embeds, num_mm_embeds
 
-    def get_num_mm_encoder_tokens(self, num_image_tokens: int) -> int:
-        """The number of positions that the tower computes, for vLLM before 0.32."""
-        return num_image_tokens
+    def get_num_mm_encoder_tokens(self, num_mm_embeds: int) -> int:
+        """The number of positions that the tower computes, and the connector, for vLLM before
+        0.32."""
+        return num_mm_embeds
 
-    def get_num_mm_connector_tokens(self, num_vision_tokens: int) -> int:
-        """The number of positions that the connector computes, for vLLM before 0.32."""
-        return num_vision_tokens
+    get_num_mm_connector_tokens = get_num_mm_encoder_tokens
 
     @property
     def compute_logits_local(self) -> Any:

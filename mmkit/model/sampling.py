@@ -35,7 +35,9 @@ with suppress(ImportError, AttributeError):
         import_module("vllm.v1.worker.gpu.sample.logits_processor.interface").LogitsProcessor
     )
 
-_models: WeakSet[Any] = WeakSet()
+MODELS: WeakSet[Any] = WeakSet()
+"""The models of this process; vLLM makes the logits processor of one before or after it."""
+
 _masks: WeakSet[PlaceholderMask] = WeakSet()
 
 
@@ -104,7 +106,7 @@ class PlaceholderMask(*_interfaces):  # type: ignore[misc]
 
     def _served(self) -> Any:
         if self._model is None:
-            self._model = next(filter(self.is_for, _models), None)
+            self._model = next(filter(self.is_for, MODELS), None)
         return self._model
 
 
@@ -145,11 +147,6 @@ class AllowedIds:
         ids = torch.arange(logits.shape[-1], device=logits.device)
         outside = (ids < start[:, None]) | (ids >= stop[:, None])
         logits.masked_fill_(outside, float("-inf"))
-
-
-def serve(model: Any) -> None:
-    """Make a model known to the logits processor that vLLM makes for it, in either order."""
-    _models.add(model)
 
 
 def is_masked(model: Any) -> bool:

@@ -35,7 +35,7 @@ class Model:
         }
         self.mm_plan = SimpleNamespace(outputs=outputs, embed_ids=reserved)
         self.allowed_ids = sampling.AllowedIds(self.mm_plan)
-        sampling.serve(self)
+        sampling.MODELS.add(self)
 
 
 def left(model: Model, name: Any, position: int) -> list[int]:
