@@ -316,8 +316,7 @@ def encode(data: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: a value without a form on the wire.
     """
-    whole = {name: [v] if hasattr(v, "getbands") else v for name, v in data.items()}
-    return {name: encoded(value, f"items.{name}") for name, value in whole.items()}
+    return {name: encoded(value, f"items.{name}") for name, value in data.items()}
 
 
 def content_part(

@@ -70,8 +70,7 @@ def test_an_array_comes_back_bit_by_bit(array, view):
 def test_images_embeddings_and_bytes_come_back():
     """An image as a part of a chat message; embeddings under their name."""
     image = PILImage.new("RGB", (3, 2), (1, 2, 3))
-    for sent in (image, [image]):
-        (part,) = decoded(encode({"m": sent})["m"])
+    for part in (decoded(encode({"m": image})["m"]), *decoded(encode({"m": [image]})["m"])):
         assert (type(part), part.kind, part.url[:22]) == (Media, "image", "data:image/png;base64,")
     value = encode({"m": {"m_embeds": [torch.zeros(2, 3)]}})["m"]
     assert decoded(value)["m_embeds"][0].shape == (2, 3)
