@@ -27,13 +27,6 @@ from .wire import encode
 __all__ = ["Client", "RequestError", "ServerGone", "Session"]
 
 T = TypeVar("T")
-_Message = (
-    protocol.ReadyMessage
-    | protocol.TokensMessage
-    | protocol.ChunkMessage
-    | protocol.ErrorMessage
-    | protocol.ClosedMessage
-)
 _CLOSE = '{"type": "close"}'
 _GOODBYE_SECONDS = 5.0
 _SHOWN = 200
@@ -259,7 +252,8 @@ class Session(AbstractContextManager["Session"]):
     def _answer(self, expected: type[T], seconds: float | None) -> T:
         while True:
             with self._client.failures(self._url):
-                message: Any = _parsed(_Message, self._socket.recv(seconds), self._url)
+                raw = self._socket.recv(seconds)
+                message: Any = _parsed(protocol.ServerMessage, raw, self._url)
             self.remaining = message.remaining
             if isinstance(message, expected):
                 self._is_idle = True

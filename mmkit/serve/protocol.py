@@ -157,6 +157,10 @@ class CloseMessage(Struct, forbid_unknown_fields=True, tag="close"):
     """The end of a session."""
 
 
+ClientMessage = StartMessage | NextMessage | CloseMessage
+"""A message of a client in a session."""
+
+
 # -- responses -------------------------------------------------------------------------------------
 
 
@@ -368,6 +372,10 @@ class ClosedMessage(_Out, frozen=True, tag="closed"):
 
     reason: str
     remaining: int
+
+
+ServerMessage = ReadyMessage | TokensMessage | ChunkMessage | ErrorMessage | ClosedMessage
+"""A message of a server in a session."""
 
 
 # -- JSON ------------------------------------------------------------------------------------------

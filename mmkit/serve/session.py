@@ -32,8 +32,6 @@ from .wire import parsed
 NORMAL, GOING_AWAY, POLICY, ERROR, BUSY = 1000, 1001, 1008, 1011, 1013
 """Close codes of websockets."""
 
-_MESSAGE = protocol.StartMessage | protocol.NextMessage | protocol.CloseMessage
-
 
 class _End(Exception):
     """The session ends. Its arguments are why, and the close code."""
@@ -135,7 +133,8 @@ class Session:
             raise _End("the client left", NORMAL)
         if (body := raw.get("bytes")) is None:
             body = raw.pop("text").encode(errors="surrogatepass")
-        message = await aside(len(body), parsed, _MESSAGE, body, "message", self._state.limits)
+        limits, kind = self._state.limits, protocol.ClientMessage
+        message = await aside(len(body), parsed, kind, body, "message", limits)
         if isinstance(message, protocol.CloseMessage):
             raise _End("the client closed it", NORMAL)
         return message
