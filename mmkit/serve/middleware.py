@@ -25,7 +25,7 @@ from . import errors
 from .protocol import NULL, Limits, TooLarge, aside, begins, decoded
 from .routes import read
 from .state import ServerState
-from .wire import ITEM_URL, MEDIA, Decoder, Media, embeds_of, listed, weigh
+from .wire import ITEM_URL, MEDIA, Decoder, Media, embeds_of, listed, parsed, weigh
 
 FEW = 2**14
 """Values in the JSON that vLLM reads of a request, beside those of a prompt."""
@@ -234,8 +234,7 @@ class _Conversation:
             item = base64.b64decode(content, validate=True)
         except ValueError:
             raise InputError("messages", "base64 in the URL of an item", "another text") from None
-        weigh(item, "messages", self._state.limits)
-        return name, decoded(Raw, item, "messages")
+        return name, parsed(Raw, item, "messages", self._state.limits)
 
     def _take(self, name: str, raw: Raw) -> None:
         """Decode one more item."""

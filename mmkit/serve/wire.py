@@ -23,13 +23,12 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import torch
-from msgspec import UNSET, Raw, defstruct, field
+from msgspec import Raw, defstruct
 
 from ..bound.intake import Taken
 from ..errors import InputError
@@ -206,7 +205,7 @@ class Decoder:
 
     def one(self, raw: Raw, where: str, kind: Any, embeds: Sequence[str]) -> Any:
         """One item by itself, or the fields of one precomputed embedding."""
-        if begins(raw, b"{") and decoded(_having(embeds[0]), raw, where).value is not UNSET:
+        if begins(raw, b"{") and embeds[0] in decoded(dict[str, Raw], raw, where):
             sent = named(raw, dict.fromkeys(embeds, Raw), where)
             return {name: self.items(sent[name], f"{where}.{name}", _Rows, [""]) for name in sent}
         self._take("items", 1, where)
@@ -268,12 +267,6 @@ class Decoder:
 def embeds_of(modality: BoundModality) -> list[str]:
     """The fields of precomputed embeddings, that of the rows first."""
     return [modality.intake.embeds_field, *modality.intake.companions]
-
-
-@cache
-def _having(name: str) -> Any:
-    """The type of an object of which one field is asked for."""
-    return defstruct("Having", [("value", Raw, field(name=name, default=UNSET))])
 
 
 def describe(modality: BoundModality, limit: int | None) -> ModalityInfo:
