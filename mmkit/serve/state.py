@@ -17,7 +17,7 @@ from ..vllm_api.chat import modalities
 from . import protocol
 from .engine import Engine
 from .errors import SESSIONS, TooBusy
-from .protocol import Choice, Limits, PromptTokensDetails, Usage, named, shown
+from .protocol import Choice, Limits, OutputInfo, PromptTokensDetails, Usage, named, shown
 from .wire import Decoder, describe, embeds_of, encoded
 
 
@@ -58,9 +58,7 @@ class ServerState:
             text=self.engine.has_tokenizer,
             modalities=[describe(of, allowed.get(name)) for name, of in plan.modalities.items()],
             outputs=[
-                protocol.OutputInfo(
-                    name=of.name, tokens=of.num_tokens, shape=list(of.shape), dtype=of.dtype
-                )
+                OutputInfo(name=of.name, tokens=of.num_tokens, shape=[*of.shape], dtype=of.dtype)
                 for of in plan.outputs.values()
             ],
             limits=self.limits,
