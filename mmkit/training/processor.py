@@ -227,8 +227,8 @@ class Processor(SavedProcessor):
         if not tokenize:
             return texts[0] if is_one else texts
         ids = [self.plan.encode(text, add_special_tokens=False) for text in texts]
-        sent: dict[str, Any] = {name: [own.get(name) for own in data] for own in data for name in own}
-        batch = self(input_ids=ids, **(processor_kwargs or {}), **sent)
+        sent = {name: [own.get(name) for own in data] for own in data for name in own}
+        batch = self(input_ids=ids, **{**(processor_kwargs or {}), **sent})
         return batch if return_dict else batch["input_ids"]
 
     def _without_items(
