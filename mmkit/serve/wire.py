@@ -22,13 +22,12 @@ import base64
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import torch
-from msgspec import Raw, defstruct
+from msgspec import Raw, Struct
 
 from ..bound.intake import Taken
 from ..errors import InputError
@@ -100,8 +99,7 @@ def parsed(kind: Any, raw: bytes | bytearray, where: str, limits: Limits) -> Any
     return decoded(kind, raw)
 
 
-@dataclass(frozen=True)
-class Media:
+class Media(Struct, frozen=True):
     """A media part of a chat message that is still to be loaded.
 
     Attributes:
@@ -158,9 +156,13 @@ def _of_video(content: str, frames: int) -> int:
 
 # -- the server's side -----------------------------------------------------------------------------
 
-_URL: Any = defstruct("Url", [("url", str)])
+
+class _Url(Struct):
+    url: str
+
+
 _FORMS: dict[str, Any] = {"data": bytearray, "dtype": str, "shape": list[int], "type": str}
-_FORMS |= dict.fromkeys(MEDIA, _URL)
+_FORMS |= dict.fromkeys(MEDIA, _Url)
 """The fields of an item that is an object; which of the forms it has is seen afterwards."""
 
 _NUMBERS: Any = int | float | bool
@@ -181,9 +183,9 @@ class Decoder:
         limits: what they may hold together.
         frames: how many of a video vLLM takes; negative for all.
 
-    The methods take the JSON of a value, its path in errors, the item type (None for any), and the
-    fields of precomputed embeddings, that of the rows first. They raise `InputError` with the path
-    of what is malformed, and `TooLarge`.
+    The methods take the JSON of a value, its path in errors, the item type, and the fields of
+    precomputed embeddings, that of the rows first. They raise `InputError` with the path of what is
+    malformed, and `TooLarge`.
     """
 
     def __init__(self, limits: Limits, frames: int = FRAMES) -> None:
@@ -214,7 +216,7 @@ class Decoder:
     def _item(self, raw: Raw, where: str, kind: Any) -> Any:
         if isinstance(kind, Text):
             return decoded(str | None, raw, where)
-        if kind is not None and kind.parts and not begins(raw, b"n"):
+        if kind.parts and not begins(raw, b"n"):
             sent, parts = named(raw, dict.fromkeys(kind.parts, Raw), where), kind.parts
             return {name: self._item(sent[name], f"{where}.{name}", parts[name]) for name in sent}
         if begins(raw, b"{"):
@@ -228,7 +230,7 @@ class Decoder:
             case ["data", "dtype", "shape"]:
                 return self._raw(where, **sent)
             case [part] | [part, "type"] if part in MEDIA:
-                if kind is not None and kind.media not in (None, MEDIA[part]):
+                if kind.media not in (None, MEDIA[part]):
                     raise InputError(where, kind.expected, f"a part of kind {MEDIA[part]}")
                 return self.weighed(Media(MEDIA[part], sent[part].url), where)
             case names:

@@ -19,6 +19,7 @@ from PIL import Image as PILImage
 
 from mmkit import Image, InputError, Record, Tensor, Text, batched, between, derived, embed, fields, hf, item, replace
 from mmkit.errors import MmkitError
+from mmkit.items import ItemType
 from mmkit.items.tensor import DTYPES
 from mmkit.serve import protocol
 from mmkit.serve.__main__ import check
@@ -27,7 +28,7 @@ from mmkit.serve.wire import Decoder, Media, describe, encode
 from tests.unit.common import bound, refused
 
 
-def decoded(value, elements=10**6, items=100, kind=None, beside=()):
+def decoded(value, elements=10**6, items=100, kind=ItemType, beside=()):
     """What a server makes of the items of modality ``m``."""
     decoder = Decoder(Limits(elements=elements, items=items))
     return decoder.items(msgspec.Raw(json.dumps(value).encode()), "items.m", kind, ["m_embeds", *beside])
