@@ -25,9 +25,7 @@ from .wire import FRAMES, Media
 __all__ = ["Engine", "EngineDeadError", "EngineGenerateError", "Lost"]
 
 parse_model_prompt = find("renderers.inputs.preprocess:parse_model_prompt")
-MediaConnector: Any = find(
-    "multimodal.media.connector:MediaConnector", "multimodal.media:MediaConnector"
-)
+MediaConnector: Any = find("multimodal.media:MediaConnector")
 
 T = TypeVar("T")
 
