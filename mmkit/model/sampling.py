@@ -28,6 +28,8 @@ from ..errors import InputError
 from ..plan import Plan
 from ..spec import EXTRA_ARG
 
+__all__ = ["sampling_params"]
+
 _interfaces: list[Any] = [LogitsProcessor]
 # of vLLM's second model runner, from 0.31; it takes no other
 with suppress(ImportError, AttributeError):
