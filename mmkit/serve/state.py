@@ -122,6 +122,8 @@ class ServerState:
         written: Any = asked.prompt
         if isinstance(written, str) and not self.engine.has_tokenizer:
             raise InputError("prompt", "token ids, since the server has no tokenizer", "a text")
+        if isinstance(written, list):
+            self.plan.check_ids(written)
         for name, value in data.items():
             data[name] = await self.engine.loaded(value, f"items.{name}")
         if written is None:
