@@ -88,9 +88,8 @@ class Middleware:
 
 async def _body(request: Request, state: ServerState) -> tuple[bytes, Sent]:
     """The body of a request to one of vLLM's routes, as that may read it, and its items."""
-    is_json = not request.headers.get("content-type", "").lower().startswith("multipart/")
     body = bytes(await read(request, state.limits))
-    if not is_json:
+    if request.headers.get("content-type", "").lower().startswith("multipart/"):
         return body, {}
     body, parts = await aside(len(body), apart, request.url.path, body, state)
     loads = [state.engine.loaded(value, where) for *_, value, where in parts]
