@@ -22,6 +22,7 @@ from websockets.sync.client import connect
 
 from ..errors import InputError, MmkitError
 from . import protocol
+from .protocol import Generation
 from .wire import encode
 
 __all__ = ["Client", "RequestError", "ServerGone", "Session"]
@@ -95,9 +96,7 @@ class Client(AbstractContextManager["Client"]):
         """The modalities and outputs of the served model, and the limits of the server."""
         return self._ask(protocol.Modalities, "GET", "modalities")
 
-    def generate(
-        self, prompt: Any = None, items: Any = None, **options: Any
-    ) -> protocol.Generation:
+    def generate(self, prompt: Any = None, items: Any = None, **options: Any) -> Generation:
         """One request, answered as a whole.
 
         Args:
@@ -108,11 +107,9 @@ class Client(AbstractContextManager["Client"]):
             options: fields of `protocol.GenerateRequest`, and of vLLM's `SamplingParams`.
         """
         body = self._body(protocol.GenerateRequest, prompt, items, options)
-        return self._ask(protocol.Generation, "POST", "generate", body)
+        return self._ask(Generation, "POST", "generate", body)
 
-    def stream(
-        self, prompt: Any = None, items: Any = None, **options: Any
-    ) -> Iterator[protocol.Generation]:
+    def stream(self, prompt: Any = None, items: Any = None, **options: Any) -> Iterator[Generation]:
         """`generate` as a stream: yields an event per step; the last one has the usage. The first
         one sends the request and raises its error; closing the generator ends the request."""
         body = self._body(protocol.GenerateRequest, prompt, items, {**options, "stream": True})
@@ -126,7 +123,7 @@ class Client(AbstractContextManager["Client"]):
                         return
                     if error := _told(data):
                         raise error
-                    yield _parsed(protocol.Generation, data, url)
+                    yield _parsed(Generation, data, url)
         raise ServerGone(url, "[DONE] at the end of a stream", "none", "See the server's log.")
 
     def session(self, prompt: Any = None, items: Any = None, **options: Any) -> Session:
