@@ -67,21 +67,15 @@ class Client(AbstractContextManager["Client"]):
         api_key: the server's ``--api-key``.
         timeout: the most seconds without data from the server; None for no limit. An answer that
             does not stream comes at once, so the timeout also limits the time of a generation.
-        model: model name in requests, for servers that check it.
 
     Every method raises `RequestError` if the server refuses the request, `ServerGone` if the server
     is not there or stops answering, and `InputError` for an item without a form on the wire.
     """
 
     def __init__(
-        self,
-        base_url: str,
-        *,
-        api_key: str | None = None,
-        timeout: float | None = 60.0,
-        model: str | None = None,
+        self, base_url: str, *, api_key: str | None = None, timeout: float | None = 60.0
     ) -> None:
-        self._base, self.timeout, self._model = base_url.rstrip("/"), timeout, model
+        self._base, self.timeout = base_url.rstrip("/"), timeout
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = httpx.Client(headers=self.headers, timeout=timeout, limits=_CONNECTIONS)
 
@@ -106,13 +100,13 @@ class Client(AbstractContextManager["Client"]):
                 dtypes.
             options: fields of `protocol.GenerateRequest`, and of vLLM's `SamplingParams`.
         """
-        body = self._body(protocol.GenerateRequest, prompt, items, options)
+        body = request(protocol.GenerateRequest, prompt, items, options)
         return self._ask(Generation, "POST", "generate", body)
 
     def stream(self, prompt: Any = None, items: Any = None, **options: Any) -> Iterator[Generation]:
         """`generate` as a stream: yields an event per step; the last one has the usage. The first
         one sends the request and raises its error; closing the generator ends the request."""
-        body = self._body(protocol.GenerateRequest, prompt, items, {**options, "stream": True})
+        body = request(protocol.GenerateRequest, prompt, items, {**options, "stream": True})
         with self._answer("POST", "generate", body) as response:
             url, rest = str(response.url), b""
             for part in response.iter_bytes():
@@ -139,14 +133,11 @@ class Client(AbstractContextManager["Client"]):
         """
         if on_tokens := options.pop("on_tokens", None):
             options["stream"] = True
-        start = self._body(protocol.StartMessage, prompt, items, options).decode()
+        start = request(protocol.StartMessage, prompt, items, options).decode()
         return Session(self, f"ws{self._url('session')[4:]}", start, on_tokens)
 
     def _url(self, name: str) -> str:
         return f"{self._base}/v1/mm/{name}"
-
-    def _body(self, kind: Any, prompt: Any, items: Any, options: Mapping[str, Any]) -> bytes:
-        return request(kind, prompt, items, {"model": self._model, **options})
 
     def _ask(self, kind: type[T], method: str, name: str, body: bytes = b"") -> T:
         with self._answer(method, name, body) as response:
