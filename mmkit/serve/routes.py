@@ -105,7 +105,7 @@ async def read(request: Request, limits: Limits) -> bytearray:
 @_route("GET", protocol.Modalities)
 async def modalities(_: None, __: Request, state: ServerState) -> protocol.Modalities:
     """The modalities, outputs and limits of this model, from its spec."""
-    return await state.described()
+    return await state.engine.beside(lambda: state.described)
 
 
 @_route("POST", protocol.Generation, protocol.GenerateRequest, **{"text/event-stream": {}})

@@ -42,13 +42,10 @@ class ServerState:
 
     # -- the server --------------------------------------------------------------------------------
 
-    async def described(self) -> protocol.Modalities:
-        """The modalities, outputs and limits of the model; made once, because it processes the
-        largest items."""
-        return await self.engine.beside(lambda: self._described)
-
     @cached_property
-    def _described(self) -> protocol.Modalities:
+    def described(self) -> protocol.Modalities:
+        """The modalities, outputs and limits of the model; made once, on vLLM's thread for items,
+        because it processes the largest ones."""
         allowed, plan = self.engine.most_items, self.plan
         return protocol.Modalities(
             model=self.models[0],
