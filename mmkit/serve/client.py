@@ -163,9 +163,8 @@ class Client(AbstractContextManager["Client"]):
             raise _refused(response.status_code, bytes(response.body or b""), url) from None
         except (httpx.HTTPError, httpx.InvalidURL, WebSocketException, OSError) as error:
             got = f"{type(error).__name__} ({str(error).rstrip('.')})"
-            raise ServerGone(
-                url, "an answer", got, "See if the server runs, and its log."
-            ) from None
+            remedy = "See if the server runs, and its log."
+            raise ServerGone(url, "an answer", got, remedy) from None
 
 
 class Session(AbstractContextManager["Session"]):

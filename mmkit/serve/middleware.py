@@ -64,7 +64,7 @@ class Middleware:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request, if need be by 400 or 413."""
-        state = getattr(scope["app"].state, "mmkit", None) if "app" in scope else None
+        state = getattr(scope["app"].state, "mmkit", None)
         sent: Sent = {}
         has_body = scope["type"] == "http" and scope["method"] in ("POST", "PUT", "PATCH")
         if state is not None and has_body and not scope["path"].startswith("/v1/mm/"):
