@@ -314,15 +314,13 @@ def encode(data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: encoded(value, f"items.{name}") for name, value in data.items()}
 
 
-def content_part(
-    modality: str, item: Any, uuid: str | None = None, *, as_url: bool = False
-) -> dict[str, Any]:
-    """A content part of a chat message with an item, for `/v1/chat/completions`.
+def content_part(modality: str, item: Any, *, as_url: bool = False) -> dict[str, Any]:
+    """A content part of a chat message with an item, for `/v1/chat/completions`; a `uuid` in it
+    names the item for the server's cache.
 
     Args:
         modality: name of the modality.
-        item: as for `encode`; None with a `uuid` for an item that the server has.
-        uuid: a name for the server's cache.
+        item: as for `encode`; None for an item that a `uuid` names and the server has.
         as_url: whether as a data URL in an ``image_url`` part, for a gateway that passes only the
             parts of OpenAI's chat.
 
@@ -335,7 +333,7 @@ def content_part(
         text = base64.b64encode(msgspec.json.encode(value)).decode()
         url = f"{ITEM_URL}{modality};base64,{text}"
         part = {"type": "image_url", "image_url": {"url": url}}
-    return part if uuid is None else {**part, "uuid": uuid}
+    return part
 
 
 def encoded(value: Any, where: str) -> Any:
