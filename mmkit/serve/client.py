@@ -22,7 +22,7 @@ from websockets.sync.client import connect
 
 from ..errors import InputError, MmkitError
 from . import protocol
-from .protocol import Generation
+from .protocol import Generation, ServerMessage
 from .wire import encode
 
 __all__ = ["Client", "RequestError", "ServerGone", "Session"]
@@ -239,8 +239,7 @@ class Session(AbstractContextManager["Session"]):
     def _answer(self, expected: type[T], seconds: float | None) -> T:
         while True:
             with self._client.failures(self._url):
-                raw = self._socket.recv(seconds)
-                message: Any = _parsed(protocol.ServerMessage, raw, self._url)
+                message: Any = _parsed(ServerMessage, self._socket.recv(seconds), self._url)
             self.remaining = message.remaining
             if isinstance(message, expected):
                 self._is_idle = True

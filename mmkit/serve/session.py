@@ -25,7 +25,7 @@ from ..errors import InputError
 from . import errors, protocol
 from .errors import TooBusy
 from .history import Held, History, by_name, placed, together
-from .protocol import NULL, aside, named
+from .protocol import NULL, ClientMessage, aside, named
 from .state import Answer, ServerState
 from .wire import parsed
 
@@ -133,8 +133,7 @@ class Session:
             raise _End("the client left", NORMAL)
         if (body := raw.get("bytes")) is None:
             body = raw.pop("text").encode(errors="surrogatepass")
-        limits, kind = self._state.limits, protocol.ClientMessage
-        message = await aside(len(body), parsed, kind, body, "message", limits)
+        message = await aside(len(body), parsed, ClientMessage, body, "message", self._state.limits)
         if isinstance(message, protocol.CloseMessage):
             raise _End("the client closed it", NORMAL)
         return message
@@ -223,8 +222,7 @@ class _Talk:
         if isinstance(message, protocol.NextMessage):
             kinds, where = {"max_tokens": int | None}, "sampling_params"
             options = options | named(message.sampling_params, kinds, where)
-        stream = self._start.stream
-        sampling = self._engine.sampling(options, output=self._output, stream=stream)
+        sampling = self._engine.sampling(options, output=self._output, stream=self._start.stream)
         if sampling.max_tokens is None:
             raise InputError("sampling_params.max_tokens", "a value", "none")
         return sampling
