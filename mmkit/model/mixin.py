@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -79,9 +79,13 @@ class MultiModalModel(models.ModelInterface):
         self.mm_engine, self.mm_plan, dtype, self._width, counts = models.current_model()
         self._bound = largest_magnitude(dtype)
         self._unsound = Reporter(self.mm_plan.spec.name, self._bound) if counts else None
-        self._reserved: dict[torch.device, torch.Tensor] = {}
-        sampling.serve(self)
+        sampling.MODELS.add(self)
         self.compute_logits = partial(self._masked, self.compute_logits)  # type: ignore[method-assign]
+
+    @cached_property
+    def allowed_ids(self) -> sampling.AllowedIds:
+        """The ids that may be sampled."""
+        return sampling.AllowedIds(self.mm_plan)
 
     def _beside(self) -> tuple[type, Any]:
         """The class that the mixin stands before, and its methods: a Protocol's own do not pass a
@@ -200,7 +204,7 @@ class MultiModalModel(models.ModelInterface):
         them itself."""
         logits: torch.Tensor | None = compute(*args, **options)
         if logits is not None and not sampling.is_masked(self):  # None on ranks that do not sample
-            sampling.mask(logits, self.reserved_ids(logits.device))
+            self.allowed_ids.mask(logits)
         return logits
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
@@ -243,25 +247,18 @@ class MultiModalModel(models.ModelInterface):
         overrides this."""
         return num_mm_embeds, num_mm_embeds
 
-    def get_num_mm_encoder_tokens(self, num_image_tokens: int) -> int:
-        """The number of positions that the tower computes, for vLLM before 0.32."""
-        return num_image_tokens
+    def get_num_mm_encoder_tokens(self, num_mm_embeds: int) -> int:
+        """The number of positions that the tower computes, and the connector, for vLLM before
+        0.32."""
+        return num_mm_embeds
 
-    def get_num_mm_connector_tokens(self, num_vision_tokens: int) -> int:
-        """The number of positions that the connector computes, for vLLM before 0.32."""
-        return num_vision_tokens
+    get_num_mm_connector_tokens = get_num_mm_encoder_tokens
 
     @property
     def compute_logits_local(self) -> Any:
         """Absent: vLLM would sample from the shards of the head, whose ids are not those of the
         vocabulary."""
         raise AttributeError("compute_logits_local")
-
-    def reserved_ids(self, device: torch.device) -> torch.Tensor:
-        """The placeholder ids, which are never sampled: integers (ids,) on a device."""
-        if device not in self._reserved:
-            self._reserved[device] = torch.tensor(sorted(self.mm_plan.embed_ids), device=device)
-        return self._reserved[device]
 
 
 def _check_loaded(model: Any, loaded: Collection[str]) -> None:

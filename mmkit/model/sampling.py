@@ -11,7 +11,6 @@ without the entry point), the model masks its logits itself; see `MultiModalMode
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -26,7 +25,10 @@ from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from ..bound.output import BoundOutput
 from ..errors import InputError
+from ..plan import Plan
 from ..spec import EXTRA_ARG
+
+__all__ = ["sampling_params"]
 
 _interfaces: list[Any] = [LogitsProcessor]
 # of vLLM's second model runner, from 0.31; it takes no other
@@ -35,7 +37,9 @@ with suppress(ImportError, AttributeError):
         import_module("vllm.v1.worker.gpu.sample.logits_processor.interface").LogitsProcessor
     )
 
-_models: WeakSet[Any] = WeakSet()
+MODELS: WeakSet[Any] = WeakSet()
+"""The models of this process; vLLM makes the logits processor of one before or after it."""
+
 _masks: WeakSet[PlaceholderMask] = WeakSet()
 
 
@@ -47,7 +51,6 @@ class PlaceholderMask(*_interfaces):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, *more: Any) -> None:
         self._config = vllm_config
         self._model: Any = None
-        self._bounds: Bounds | None = None
         self._requests = more[0]  # of the second model runner: what it knows of its requests
         self._sampled: dict[int, tuple[int, list[int]]] = {}
         _masks.add(self)
@@ -79,10 +82,9 @@ class PlaceholderMask(*_interfaces):  # type: ignore[misc]
     def apply(self, logits: torch.Tensor, *context: Any) -> torch.Tensor:
         if (model := self._served()) is None:
             return logits
-        mask(logits, model.reserved_ids(logits.device))
+        model.allowed_ids.mask(logits)
         if not any(number for number, _ in self._sampled.values()):
             return logits
-        assert self._bounds is not None
         if context:  # of the second model runner, where a request may have several rows
             (rows,) = context
             slots = rows.expanded_idx_mapping
@@ -94,7 +96,7 @@ class PlaceholderMask(*_interfaces):  # type: ignore[misc]
             states = [self._sampled.get(row, nothing) for row in range(len(logits))]
             columns = [[number, len(ids)] for number, ids in states]
             numbers, positions = torch.tensor(columns, device=logits.device).unbind(1)
-        self._bounds.confine(logits, numbers, positions)
+        model.allowed_ids.confine(logits, numbers, positions)
         return logits
 
     def _number(self, params: Any) -> int:
@@ -102,27 +104,32 @@ class PlaceholderMask(*_interfaces):  # type: ignore[misc]
         name = (params.extra_args or {}).get(EXTRA_ARG)
         if name is None or (model := self._served()) is None:
             return 0
-        if self._bounds is None:
-            self._bounds = Bounds(model.mm_plan.outputs)
-        return self._bounds.number(name)
+        return int(model.allowed_ids.number(name))
 
     def _served(self) -> Any:
         if self._model is None:
-            self._model = next(filter(self.is_for, _models), None)
+            self._model = next(filter(self.is_for, MODELS), None)
         return self._model
 
 
-class Bounds:
-    """The ids that may stand at each position of some outputs, as a table on the device."""
+class AllowedIds:
+    """The ids of a model that may be sampled: never a placeholder, and at each position of an
+    output some of them. Tables on the device of the logits."""
 
-    def __init__(self, outputs: Mapping[str, BoundOutput]) -> None:
-        self._names = list(outputs)
+    def __init__(self, plan: Plan) -> None:
+        outputs, self._names = plan.outputs, list(plan.outputs)
+        self._reserved = torch.tensor(sorted(plan.embed_ids), dtype=torch.int64)
         longest = max((output.num_tokens for output in outputs.values()), default=0)
         # row 0, and the positions after an output, allow all ids
         self._table = torch.zeros(len(outputs) + 1, longest + 1, 2, dtype=torch.int64)
         self._table[..., 1] = torch.iinfo(torch.int64).max
         for row, output in zip(self._table[1:], outputs.values(), strict=True):
             row[: output.num_tokens] = torch.tensor([[i.start, i.stop] for i in output.allowed])
+
+    def mask(self, logits: torch.Tensor) -> None:
+        """Give the placeholder ids minus infinity, in place."""
+        self._reserved = self._reserved.to(logits.device)
+        logits.index_fill_(-1, self._reserved, float("-inf"))
 
     def number(self, name: Any) -> int:
         """The number of an output, from 1; 0 for none of that name."""
@@ -144,28 +151,14 @@ class Bounds:
         logits.masked_fill_(outside, float("-inf"))
 
 
-def mask(logits: torch.Tensor, ids: torch.Tensor) -> None:
-    """Give ids minus infinity, in place."""
-    logits.index_fill_(-1, ids, float("-inf"))
-
-
-def serve(model: Any) -> None:
-    """Make a model known to the logits processor that vLLM makes for it, in either order."""
-    _models.add(model)
-
-
 def is_masked(model: Any) -> bool:
     """Whether vLLM made a logits processor of mmkit's for a model."""
     return any(known.is_for(model) for known in _masks)
 
 
 _FOREIGN = (
-    "min_tokens",
-    "stop",
-    "stop_token_ids",
-    "allowed_token_ids",
-    "bad_words",
-    "structured_outputs",
+    *("min_tokens", "stop", "stop_token_ids"),  # when an answer ends
+    *("allowed_token_ids", "bad_words", "structured_outputs"),  # which ids it has
 )
 """Options that contradict an output."""
 

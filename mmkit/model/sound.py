@@ -105,15 +105,12 @@ class Reporter:
         if not self._unsaid or time.monotonic() < self._quiet_until:
             return
         self._quiet_until = time.monotonic() + QUIET_SECONDS
+        text = (
+            "mmkit: %s.%s: the encoder rows of %d item(s) were not finite, or larger than %g in "
+            "magnitude. The requests were answered as if these rows were zeros."
+        )
         for name, count in self._unsaid.items():
-            logger.warning(
-                "mmkit: %s.%s: the encoder rows of %d item(s) were not finite, or larger than %g "
-                "in magnitude. The requests were answered as if these rows were zeros.",
-                self._spec,
-                name,
-                count,
-                self._bound,
-            )
+            logger.warning(text, self._spec, name, count, self._bound)
         self._unsaid.clear()
 
 

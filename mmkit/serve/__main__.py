@@ -4,15 +4,11 @@ vLLM loads a plugin that adds routes only if VLLM_PLUGINS names it, and then no 
 the variable does not name. This names mmkit and, unless the variable is set, every installed
 plugin.
 
-``--render-processes N`` has items processed in N processes. It stands for an entry of vLLM's
-``--additional-config``.
-
 Some metrics of mmkit are counted in the workers, so the processes share a folder of metrics
 (PROMETHEUS_MULTIPROC_DIR).
 """
 
 import os
-import re
 import sys
 from collections.abc import Mapping
 from importlib.metadata import entry_points
@@ -31,12 +27,6 @@ def plugins(named: str | None) -> str:
     installed = [entry.name for group in groups for entry in group]
     names = installed if named is None else [name for name in named.split(",") if name]
     return ",".join(dict.fromkeys([*names, "mmkit"]))
-
-
-def arguments(given: list[str]) -> list[str]:
-    """Ours in the words of ``vllm serve``."""
-    theirs = "--additional-config.render_processes"
-    return [re.sub("^--render-processes(?=$|=)", theirs, word) for word in given]
 
 
 def check(environment: Mapping[str, str]) -> None:
@@ -59,7 +49,7 @@ def main() -> None:
     except MmkitError as error:
         sys.exit(str(error))
     os.environ["VLLM_PLUGINS"] = plugins(os.environ.get("VLLM_PLUGINS"))
-    sys.argv[1:] = ["serve", *arguments(sys.argv[1:])]
+    sys.argv.insert(1, "serve")
     with TemporaryDirectory(prefix="mmkit-metrics-") as folder:
         # before prometheus_client is imported, which then decides where its values are
         os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", folder)

@@ -22,18 +22,12 @@ from websockets.sync.client import connect
 
 from ..errors import InputError, MmkitError
 from . import protocol
+from .protocol import Generation, ServerMessage
 from .wire import encode
 
 __all__ = ["Client", "RequestError", "ServerGone", "Session"]
 
 T = TypeVar("T")
-_Message = (
-    protocol.ReadyMessage
-    | protocol.TokensMessage
-    | protocol.ChunkMessage
-    | protocol.ErrorMessage
-    | protocol.ClosedMessage
-)
 _CLOSE = '{"type": "close"}'
 _GOODBYE_SECONDS = 5.0
 _SHOWN = 200
@@ -73,21 +67,15 @@ class Client(AbstractContextManager["Client"]):
         api_key: the server's ``--api-key``.
         timeout: the most seconds without data from the server; None for no limit. An answer that
             does not stream comes at once, so the timeout also limits the time of a generation.
-        model: model name in requests, for servers that check it.
 
     Every method raises `RequestError` if the server refuses the request, `ServerGone` if the server
     is not there or stops answering, and `InputError` for an item without a form on the wire.
     """
 
     def __init__(
-        self,
-        base_url: str,
-        *,
-        api_key: str | None = None,
-        timeout: float | None = 60.0,
-        model: str | None = None,
+        self, base_url: str, *, api_key: str | None = None, timeout: float | None = 60.0
     ) -> None:
-        self._base, self.timeout, self._model = base_url.rstrip("/"), timeout, model
+        self._base, self.timeout = base_url.rstrip("/"), timeout
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = httpx.Client(headers=self.headers, timeout=timeout, limits=_CONNECTIONS)
 
@@ -102,9 +90,7 @@ class Client(AbstractContextManager["Client"]):
         """The modalities and outputs of the served model, and the limits of the server."""
         return self._ask(protocol.Modalities, "GET", "modalities")
 
-    def generate(
-        self, prompt: Any = None, items: Any = None, **options: Any
-    ) -> protocol.Generation:
+    def generate(self, prompt: Any = None, items: Any = None, **options: Any) -> Generation:
         """One request, answered as a whole.
 
         Args:
@@ -114,15 +100,13 @@ class Client(AbstractContextManager["Client"]):
                 dtypes.
             options: fields of `protocol.GenerateRequest`, and of vLLM's `SamplingParams`.
         """
-        body = self._body(protocol.GenerateRequest, prompt, items, options)
-        return self._ask(protocol.Generation, "POST", "generate", body)
+        body = request(protocol.GenerateRequest, prompt, items, options)
+        return self._ask(Generation, "POST", "generate", body)
 
-    def stream(
-        self, prompt: Any = None, items: Any = None, **options: Any
-    ) -> Iterator[protocol.Generation]:
+    def stream(self, prompt: Any = None, items: Any = None, **options: Any) -> Iterator[Generation]:
         """`generate` as a stream: yields an event per step; the last one has the usage. The first
         one sends the request and raises its error; closing the generator ends the request."""
-        body = self._body(protocol.GenerateRequest, prompt, items, {**options, "stream": True})
+        body = request(protocol.GenerateRequest, prompt, items, {**options, "stream": True})
         with self._answer("POST", "generate", body) as response:
             url, rest = str(response.url), b""
             for part in response.iter_bytes():
@@ -133,7 +117,7 @@ class Client(AbstractContextManager["Client"]):
                         return
                     if error := _told(data):
                         raise error
-                    yield _parsed(protocol.Generation, data, url)
+                    yield _parsed(Generation, data, url)
         raise ServerGone(url, "[DONE] at the end of a stream", "none", "See the server's log.")
 
     def session(self, prompt: Any = None, items: Any = None, **options: Any) -> Session:
@@ -149,14 +133,11 @@ class Client(AbstractContextManager["Client"]):
         """
         if on_tokens := options.pop("on_tokens", None):
             options["stream"] = True
-        start = self._body(protocol.StartMessage, prompt, items, options).decode()
+        start = request(protocol.StartMessage, prompt, items, options).decode()
         return Session(self, f"ws{self._url('session')[4:]}", start, on_tokens)
 
     def _url(self, name: str) -> str:
         return f"{self._base}/v1/mm/{name}"
-
-    def _body(self, kind: Any, prompt: Any, items: Any, options: Mapping[str, Any]) -> bytes:
-        return request(kind, prompt, items, {"model": self._model, **options})
 
     def _ask(self, kind: type[T], method: str, name: str, body: bytes = b"") -> T:
         with self._answer(method, name, body) as response:
@@ -182,9 +163,8 @@ class Client(AbstractContextManager["Client"]):
             raise _refused(response.status_code, bytes(response.body or b""), url) from None
         except (httpx.HTTPError, httpx.InvalidURL, WebSocketException, OSError) as error:
             got = f"{type(error).__name__} ({str(error).rstrip('.')})"
-            raise ServerGone(
-                url, "an answer", got, "See if the server runs, and its log."
-            ) from None
+            remedy = "See if the server runs, and its log."
+            raise ServerGone(url, "an answer", got, remedy) from None
 
 
 class Session(AbstractContextManager["Session"]):
@@ -259,7 +239,7 @@ class Session(AbstractContextManager["Session"]):
     def _answer(self, expected: type[T], seconds: float | None) -> T:
         while True:
             with self._client.failures(self._url):
-                message: Any = _parsed(_Message, self._socket.recv(seconds), self._url)
+                message: Any = _parsed(ServerMessage, self._socket.recv(seconds), self._url)
             self.remaining = message.remaining
             if isinstance(message, expected):
                 self._is_idle = True

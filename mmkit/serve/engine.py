@@ -15,7 +15,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from ..bound.output import BoundOutput
 from ..errors import InputError
-from ..model import sampling_params
+from ..model.sampling import sampling_params
 from ..plan import Plan
 from ..vllm_api.compat import find
 from ..vllm_api.processor import CommonProcessor
@@ -25,9 +25,7 @@ from .wire import FRAMES, Media
 __all__ = ["Engine", "EngineDeadError", "EngineGenerateError", "Lost"]
 
 parse_model_prompt = find("renderers.inputs.preprocess:parse_model_prompt")
-MediaConnector: Any = find(
-    "multimodal.media.connector:MediaConnector", "multimodal.media:MediaConnector"
-)
+MediaConnector: Any = find("multimodal.media:MediaConnector")
 
 T = TypeVar("T")
 
@@ -281,8 +279,9 @@ class Engine:
                 made = self._client.generate(rendered, sampling, own, data_parallel_rank=copy)
                 async with aclosing(made) as outputs:
                     async for output in outputs:
-                        if not begun and is_lost(output):
-                            break
+                        first = output.outputs[0]
+                        if not begun and first.finish_reason == "error" and not first.token_ids:
+                            break  # the engine's cache lacks an item
                         begun = True
                         reasons = {part.finish_reason for part in output.outputs}
                         if "abort" in reasons:
@@ -308,9 +307,3 @@ def _made(where: str, kind: Callable[..., T], *args: Any, **options: Any) -> T:
         where = f"{where}.{getattr(error, 'parameter', None) or ''}".rstrip(".")
         got = str(error.args[0] if error.args else error).rstrip(".")
         raise InputError(where, "parameters that vLLM takes", got) from None
-
-
-def is_lost(output: Any) -> bool:
-    """Whether the engine gave a request up for an item that its cache lacks."""
-    first = output.outputs[0] if output.outputs else None
-    return first is not None and first.finish_reason == "error" and not first.token_ids

@@ -11,7 +11,7 @@ import msgspec
 from fastapi.responses import Response
 from prometheus_client import Counter, Gauge
 
-from ..errors import InputError, MmkitError, sentence
+from ..errors import InputError, sentence
 from ..plan import Plan
 from .engine import EngineDeadError, EngineGenerateError, Lost
 from .protocol import ErrorBody, ErrorInfo, TooLarge
@@ -99,13 +99,11 @@ def of_caller(error: BaseException) -> bool:
 
 def _kind(error: BaseException) -> type[BaseException]:
     """What an error is in the table."""
-    if isinstance(error, MmkitError):
-        return type(error) if isinstance(error, InputError) else Exception  # about the spec
     if isinstance(error, RuntimeError) and "after shutdown" in str(error):
         return Stopping
-    if any(kind.__name__ == "VLLMClientError" for kind in type(error).__mro__):
-        return InputError
-    if hasattr(error, "http_status") or (isinstance(error, ValueError) and _of_vllm(error)):
+    is_client_error = any(kind.__name__ == "VLLMClientError" for kind in type(error).__mro__)
+    is_refusal = isinstance(error, ValueError) and _of_vllm(error)
+    if is_client_error or is_refusal or hasattr(error, "http_status"):
         return InputError
     return type(error)
 

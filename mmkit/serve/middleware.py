@@ -25,7 +25,7 @@ from . import errors
 from .protocol import NULL, Limits, TooLarge, aside, begins, decoded
 from .routes import read
 from .state import ServerState
-from .wire import ITEM_URL, MEDIA, Decoder, Media, embeds_of, listed, weigh
+from .wire import ITEM_URL, MEDIA, Decoder, Media, embeds_of, listed, parsed, weigh
 
 FEW = 2**14
 """Values in the JSON that vLLM reads of a request, beside those of a prompt."""
@@ -64,7 +64,7 @@ class Middleware:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request, if need be by 400 or 413."""
-        state = getattr(scope["app"].state, "mmkit", None) if "app" in scope else None
+        state = getattr(scope["app"].state, "mmkit", None)
         sent: Sent = {}
         has_body = scope["type"] == "http" and scope["method"] in ("POST", "PUT", "PATCH")
         if state is not None and has_body and not scope["path"].startswith("/v1/mm/"):
@@ -88,9 +88,8 @@ class Middleware:
 
 async def _body(request: Request, state: ServerState) -> tuple[bytes, Sent]:
     """The body of a request to one of vLLM's routes, as that may read it, and its items."""
-    is_json = not request.headers.get("content-type", "").lower().startswith("multipart/")
     body = bytes(await read(request, state.limits))
-    if not is_json:
+    if request.headers.get("content-type", "").lower().startswith("multipart/"):
         return body, {}
     body, parts = await aside(len(body), apart, request.url.path, body, state)
     loads = [state.engine.loaded(value, where) for *_, value, where in parts]
@@ -234,8 +233,7 @@ class _Conversation:
             item = base64.b64decode(content, validate=True)
         except ValueError:
             raise InputError("messages", "base64 in the URL of an item", "another text") from None
-        weigh(item, "messages", self._state.limits)
-        return name, decoded(Raw, item, "messages")
+        return name, parsed(Raw, item, "messages", self._state.limits)
 
     def _take(self, name: str, raw: Raw) -> None:
         """Decode one more item."""

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from socket import SO_RCVBUF, SOL_SOCKET
 from typing import Any
 
 from fastapi import APIRouter
@@ -25,7 +24,6 @@ logger = logging.getLogger(__name__)
 MOST_FRAMES = 4096
 """Fragments and pings of a websocket between two messages."""
 
-_TURN = 2**15
 _UNREAD = 3
 _LARGE = 2**20
 
@@ -84,15 +82,11 @@ async def configured(app: Any) -> AsyncIterator[None]:
 
 
 class _Framed:
-    """Comes before uvicorn's protocol of websockets, whose frames no proxy looks at: little of them
-    is read in one turn, and a client that sends many without a message is cut off."""
+    """Comes before uvicorn's protocol of websockets, whose frames no proxy looks at: a client that
+    sends many without a message is cut off."""
 
     transport: Any
-
-    def connection_made(self, transport: Any) -> None:
-        self._frames = 0
-        transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_RCVBUF, _TURN)
-        super().connection_made(transport)  # type: ignore[misc]
+    _frames = 0
 
     def handle_cont(self, event: Any) -> None:
         self._count()

@@ -86,18 +86,13 @@ class TooLarge(InputError):
 Id = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
 
 
-def _object(description: str, **schema: Any) -> Meta:
+def _object(description: str) -> Meta:
     """The description of an object that stays bytes."""
-    told = {"type": ["object", "null"], **schema}
-    return Meta(description=description, extra_json_schema=told)
+    return Meta(description=description, extra_json_schema={"type": ["object", "null"]})
 
 
-_LISTS = {"type": ["array", "object", "string"]}
-_NAMES = {"type": ["array", "null"], "items": {"type": ["string", "null"]}}
-_ITEMS = "Per modality one item or a list of items; or one encoded batch."
-_UUIDS = "Per modality and item a name for the cache, or null."
-Items = Annotated[Raw, _object(_ITEMS, additionalProperties=_LISTS)]
-Uuids = Annotated[Raw, _object(_UUIDS, additionalProperties=_NAMES)]
+Items = Annotated[Raw, _object("Per modality one item or a list of items; or one encoded batch.")]
+Uuids = Annotated[Raw, _object("Per modality and item a name for the cache, or null.")]
 Sampling = Annotated[Raw, _object("Fields of vLLM's SamplingParams.")]
 NULL = Raw(b"null")
 """The value of a field of bytes that a request leaves out."""
@@ -160,6 +155,10 @@ class NextMessage(Prompted, kw_only=True, forbid_unknown_fields=True, tag="next"
 
 class CloseMessage(Struct, forbid_unknown_fields=True, tag="close"):
     """The end of a session."""
+
+
+ClientMessage = StartMessage | NextMessage | CloseMessage
+"""A message of a client in a session."""
 
 
 # -- responses -------------------------------------------------------------------------------------
@@ -265,7 +264,7 @@ Sizes = list[int | str | list[int | str]] | None
 
 
 class PartInfo(_Out, frozen=True):
-    """One part of a record, or one field beside an embedding; see `ModalityInfo`."""
+    """One part of a record; see `ModalityInfo`."""
 
     expected: str
     shape: Sizes
@@ -285,10 +284,7 @@ class ModalityInfo(PartInfo, frozen=True, kw_only=True):
         largest_tokens: encoder rows of the largest item; None where the Hugging Face processor
             decides.
         placeholder: the ids of one item in the caller's prompt; None where they depend on the item.
-        in_place: whether the caller writes the whole placeholders, rather than a target that they
-            replace.
         embeds: name under which callers may send precomputed embeddings, or None.
-        embeds_with: the fields beside the embeddings, by name.
         example: a smallest item in JSON, ready to send.
     """
 
@@ -296,11 +292,9 @@ class ModalityInfo(PartInfo, frozen=True, kw_only=True):
     limit: int | None
     largest_tokens: int | None
     placeholder: list[int] | None
-    in_place: bool
     embeds: str | None
     example: Any
     parts: dict[str, PartInfo] | None = None
-    embeds_with: dict[str, PartInfo] = {}
 
 
 class OutputInfo(_Out, frozen=True):
@@ -378,6 +372,10 @@ class ClosedMessage(_Out, frozen=True, tag="closed"):
 
     reason: str
     remaining: int
+
+
+ServerMessage = ReadyMessage | TokensMessage | ChunkMessage | ErrorMessage | ClosedMessage
+"""A message of a server in a session."""
 
 
 # -- JSON ------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ async def read(request: Request, limits: Limits) -> bytearray:
 @_route("GET", protocol.Modalities)
 async def modalities(_: None, __: Request, state: ServerState) -> protocol.Modalities:
     """The modalities, outputs and limits of this model, from its spec."""
-    return await state.described()
+    return await state.engine.beside(lambda: state.described)
 
 
 @_route("POST", protocol.Generation, protocol.GenerateRequest, **{"text/event-stream": {}})
@@ -139,14 +139,14 @@ async def _events(
     named["created"], ranges = int(time.time()), asked.return_token_ids
     async with aclosing(outputs):
         async for rendered, new in outputs:
-            told: dict[str, Any] = {"choices": await answer.grown(new)}
+            told: dict[str, Any] = {"choices": [await answer.choice(part) for part in new.outputs]}
             if ranges:
                 places = rendered.get("mm_placeholders", {})
                 of = dict[str, list[protocol.Range]]
                 told["mm_placeholders"] = msgspec.convert(places, of, from_attributes=True)
                 ranges, told["prompt_token_ids"] = False, list(new.prompt_token_ids)
             if new.finished:
-                told["usage"] = answer.usage()
+                told["usage"] = answer.usage(new)
             yield protocol.Generation(**named, **told)
 
 

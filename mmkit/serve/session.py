@@ -25,14 +25,12 @@ from ..errors import InputError
 from . import errors, protocol
 from .errors import TooBusy
 from .history import Held, History, by_name, placed, together
-from .protocol import NULL, aside, named
+from .protocol import NULL, ClientMessage, aside, named
 from .state import Answer, ServerState
 from .wire import parsed
 
 NORMAL, GOING_AWAY, POLICY, ERROR, BUSY = 1000, 1001, 1008, 1011, 1013
 """Close codes of websockets."""
-
-_MESSAGE = protocol.StartMessage | protocol.NextMessage | protocol.CloseMessage
 
 
 class _End(Exception):
@@ -135,7 +133,7 @@ class Session:
             raise _End("the client left", NORMAL)
         if (body := raw.get("bytes")) is None:
             body = raw.pop("text").encode(errors="surrogatepass")
-        message = await aside(len(body), parsed, _MESSAGE, body, "message", self._state.limits)
+        message = await aside(len(body), parsed, ClientMessage, body, "message", self._state.limits)
         if isinstance(message, protocol.CloseMessage):
             raise _End("the client closed it", NORMAL)
         return message
@@ -202,19 +200,19 @@ class _Talk:
                 if not answer.ids and read[: len(left.ids)] != list(left.ids):
                     expected = "a spec that leaves placeholders that are whole as they are"
                     raise InputError("session", expected, "another one")
-                (new,) = await answer.grown(output)
+                new = await answer.choice(output.outputs[0])
                 text += new.text or ""
                 logprobs += new.logprobs or []
                 ids = [*read, *answer.ids[0]]
                 room = self._engine.max_model_len - len(ids)
                 told = {**structs.asdict(new), "index": self._index, "remaining": room}
-                if new.finish_reason is None and self._start.stream and new.token_ids:
+                if new.finish_reason is None and new.token_ids:
                     await tell(protocol.TokensMessage(**told | {"logprobs": None}))
         told |= {"token_ids": answer.ids[0], "text": text or None, "logprobs": logprobs or None}
         slid = self._history.slid(left)
         self._history = left._replace(ids=ids, items=placed([*left.items, *new_items], rendered))
         self._index += 1
-        return protocol.ChunkMessage(**told, usage=answer.usage(), slid=slid)
+        return protocol.ChunkMessage(**told, usage=answer.usage(output), slid=slid)
 
     def _sampled(self, message: Any) -> Any:
         """vLLM's sampling parameters of the chunk after a message."""
@@ -224,7 +222,7 @@ class _Talk:
         if isinstance(message, protocol.NextMessage):
             kinds, where = {"max_tokens": int | None}, "sampling_params"
             options = options | named(message.sampling_params, kinds, where)
-        sampling = self._engine.sampling(options, output=self._output, stream=True)
+        sampling = self._engine.sampling(options, output=self._output, stream=self._start.stream)
         if sampling.max_tokens is None:
             raise InputError("sampling_params.max_tokens", "a value", "none")
         return sampling

@@ -17,7 +17,7 @@ from ..vllm_api.chat import modalities
 from . import protocol
 from .engine import Engine
 from .errors import SESSIONS, TooBusy
-from .protocol import Choice, Limits, PromptTokensDetails, Usage, named, shown
+from .protocol import Choice, Limits, OutputInfo, PromptTokensDetails, Usage, named, shown
 from .wire import Decoder, describe, embeds_of, encoded
 
 
@@ -42,13 +42,10 @@ class ServerState:
 
     # -- the server --------------------------------------------------------------------------------
 
-    async def described(self) -> protocol.Modalities:
-        """The modalities, outputs and limits of the model; made once, because it processes the
-        largest items."""
-        return await self.engine.beside(lambda: self._described)
-
     @cached_property
-    def _described(self) -> protocol.Modalities:
+    def described(self) -> protocol.Modalities:
+        """The modalities, outputs and limits of the model; made once, on vLLM's thread for items,
+        because it processes the largest ones."""
         allowed, plan = self.engine.most_items, self.plan
         return protocol.Modalities(
             model=self.models[0],
@@ -58,9 +55,7 @@ class ServerState:
             text=self.engine.has_tokenizer,
             modalities=[describe(of, allowed.get(name)) for name, of in plan.modalities.items()],
             outputs=[
-                protocol.OutputInfo(
-                    name=of.name, tokens=of.num_tokens, shape=list(of.shape), dtype=of.dtype
-                )
+                OutputInfo(name=of.name, tokens=of.num_tokens, shape=[*of.shape], dtype=of.dtype)
                 for of in plan.outputs.values()
             ],
             limits=self.limits,
@@ -170,26 +165,21 @@ class Answer:
 
     def __init__(self, output: BoundOutput | None = None) -> None:
         self.ids = defaultdict[int, list[int]](list)
-        self._output, self._prompt, self._cached = output, 0, 0
+        self._output = output
 
-    async def grown(self, new: Any) -> list[Choice]:
-        """What one of vLLM's outputs adds.
+    async def choice(self, part: Any) -> Choice:
+        """What is new in one of the answers of one of vLLM's outputs.
 
         Raises:
             InputError: ids that are not the output that is asked for.
             SpecError: a function of the spec that decodes it fails.
         """
-        self._prompt = len(new.prompt_token_ids or ())
-        self._cached = max(self._cached, new.num_cached_tokens or 0)
-        return [await self._choice(part) for part in new.outputs]
-
-    async def _choice(self, part: Any) -> Choice:
         self.ids[part.index] += part.token_ids
-        made = None
+        produced = None
         if self._output is not None and part.finish_reason in ("stop", "length"):
             # in a thread, since that may take its time
             array = await asyncio.to_thread(self._output.decode, self.ids[part.index])
-            made = protocol.Produced(name=self._output.name, tensor=encoded(array, "output"))
+            produced = protocol.Produced(name=self._output.name, tensor=encoded(array, "output"))
         logprobs = [{token: of.logprob for token, of in at.items()} for at in part.logprobs or ()]
         return Choice(
             index=part.index,
@@ -198,15 +188,15 @@ class Answer:
             finish_reason=part.finish_reason,
             stop_reason=part.stop_reason,
             logprobs=logprobs or None,
-            produced=made,
+            produced=produced,
         )
 
-    def usage(self) -> Usage:
-        """Token counts."""
-        generated = sum(map(len, self.ids.values()))
+    def usage(self, last: Any) -> Usage:
+        """Token counts, after the last of vLLM's outputs."""
+        prompt, generated = len(last.prompt_token_ids), sum(map(len, self.ids.values()))
         return Usage(
-            prompt_tokens=self._prompt,
+            prompt_tokens=prompt,
             completion_tokens=generated,
-            total_tokens=self._prompt + generated,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached),
+            total_tokens=prompt + generated,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=last.num_cached_tokens or 0),
         )

@@ -22,20 +22,18 @@ import base64
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import torch
-from msgspec import UNSET, Raw, defstruct, field
+from msgspec import Raw, Struct
 
 from ..bound.intake import Taken
 from ..errors import InputError
 from ..items import ItemType
 from ..items.tensor import DTYPES, Text
-from ..layout import AlreadyExpanded, Target
+from ..layout import Target
 from .protocol import Limits, ModalityInfo, begins, decoded, named, shown
 
 if TYPE_CHECKING:
@@ -101,8 +99,7 @@ def parsed(kind: Any, raw: bytes | bytearray, where: str, limits: Limits) -> Any
     return decoded(kind, raw)
 
 
-@dataclass(frozen=True)
-class Media:
+class Media(Struct, frozen=True):
     """A media part of a chat message that is still to be loaded.
 
     Attributes:
@@ -159,9 +156,13 @@ def _of_video(content: str, frames: int) -> int:
 
 # -- the server's side -----------------------------------------------------------------------------
 
-_URL: Any = defstruct("Url", [("url", str)])
+
+class _Url(Struct):
+    url: str
+
+
 _FORMS: dict[str, Any] = {"data": bytearray, "dtype": str, "shape": list[int], "type": str}
-_FORMS |= dict.fromkeys(MEDIA, _URL)
+_FORMS |= dict.fromkeys(MEDIA, _Url)
 """The fields of an item that is an object; which of the forms it has is seen afterwards."""
 
 _NUMBERS: Any = int | float | bool
@@ -182,9 +183,9 @@ class Decoder:
         limits: what they may hold together.
         frames: how many of a video vLLM takes; negative for all.
 
-    The methods take the JSON of a value, its path in errors, the item type (None for any), and the
-    fields of precomputed embeddings, that of the rows first. They raise `InputError` with the path
-    of what is malformed, and `TooLarge`.
+    The methods take the JSON of a value, its path in errors, the item type, and the fields of
+    precomputed embeddings, that of the rows first. They raise `InputError` with the path of what is
+    malformed, and `TooLarge`.
     """
 
     def __init__(self, limits: Limits, frames: int = FRAMES) -> None:
@@ -206,7 +207,7 @@ class Decoder:
 
     def one(self, raw: Raw, where: str, kind: Any, embeds: Sequence[str]) -> Any:
         """One item by itself, or the fields of one precomputed embedding."""
-        if begins(raw, b"{") and decoded(_having(embeds[0]), raw, where).value is not UNSET:
+        if begins(raw, b"{") and embeds[0] in decoded(dict[str, Raw], raw, where):
             sent = named(raw, dict.fromkeys(embeds, Raw), where)
             return {name: self.items(sent[name], f"{where}.{name}", _Rows, [""]) for name in sent}
         self._take("items", 1, where)
@@ -215,7 +216,7 @@ class Decoder:
     def _item(self, raw: Raw, where: str, kind: Any) -> Any:
         if isinstance(kind, Text):
             return decoded(str | None, raw, where)
-        if kind is not None and kind.parts and not begins(raw, b"n"):
+        if kind.parts and not begins(raw, b"n"):
             sent, parts = named(raw, dict.fromkeys(kind.parts, Raw), where), kind.parts
             return {name: self._item(sent[name], f"{where}.{name}", parts[name]) for name in sent}
         if begins(raw, b"{"):
@@ -229,7 +230,7 @@ class Decoder:
             case ["data", "dtype", "shape"]:
                 return self._raw(where, **sent)
             case [part] | [part, "type"] if part in MEDIA:
-                if kind is not None and kind.media not in (None, MEDIA[part]):
+                if kind.media not in (None, MEDIA[part]):
                     raise InputError(where, kind.expected, f"a part of kind {MEDIA[part]}")
                 return self.weighed(Media(MEDIA[part], sent[part].url), where)
             case names:
@@ -270,12 +271,6 @@ def embeds_of(modality: BoundModality) -> list[str]:
     return [modality.intake.embeds_field, *modality.intake.companions]
 
 
-@cache
-def _having(name: str) -> Any:
-    """The type of an object of which one field is asked for."""
-    return defstruct("Having", [("value", Raw, field(name=name, default=UNSET))])
-
-
 def describe(modality: BoundModality, limit: int | None) -> ModalityInfo:
     """A modality, for clients that have not read its spec."""
     kind, known = modality.item, not modality.needs_hf
@@ -288,12 +283,7 @@ def describe(modality: BoundModality, limit: int | None) -> ModalityInfo:
         "limit": limit,
         "largest_tokens": modality.largest()[1] if known else None,
         "placeholder": list(written.pop()) if fixed else None,
-        "in_place": isinstance(modality.updates[0], AlreadyExpanded),
         "embeds": modality.intake.embeds_field if modality.intake.takes_embeds else None,
-        "embeds_with": {
-            name: {"expected": part.expected, **part.schema()}
-            for name, part in modality.intake.companions.items()
-        },
         "example": _example(kind),
         "expected": kind.expected,
         **kind.schema(),
@@ -321,19 +311,16 @@ def encode(data: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: a value without a form on the wire.
     """
-    whole = {name: [v] if hasattr(v, "getbands") else v for name, v in data.items()}
-    return {name: encoded(value, f"items.{name}") for name, value in whole.items()}
+    return {name: encoded(value, f"items.{name}") for name, value in data.items()}
 
 
-def content_part(
-    modality: str, item: Any, uuid: str | None = None, *, as_url: bool = False
-) -> dict[str, Any]:
-    """A content part of a chat message with an item, for `/v1/chat/completions`.
+def content_part(modality: str, item: Any, *, as_url: bool = False) -> dict[str, Any]:
+    """A content part of a chat message with an item, for `/v1/chat/completions`; a `uuid` in it
+    names the item for the server's cache.
 
     Args:
         modality: name of the modality.
-        item: as for `encode`; None with a `uuid` for an item that the server has.
-        uuid: a name for the server's cache.
+        item: as for `encode`; None for an item that a `uuid` names and the server has.
         as_url: whether as a data URL in an ``image_url`` part, for a gateway that passes only the
             parts of OpenAI's chat.
 
@@ -346,7 +333,7 @@ def content_part(
         text = base64.b64encode(msgspec.json.encode(value)).decode()
         url = f"{ITEM_URL}{modality};base64,{text}"
         part = {"type": "image_url", "image_url": {"url": url}}
-    return part if uuid is None else {**part, "uuid": uuid}
+    return part
 
 
 def encoded(value: Any, where: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -53,7 +52,7 @@ class MultiModalMixin:
                 number of rows than the prompts have positions, or rows of another width than the
                 language model's.
         """
-        return super().forward(**self._embedded(input_ids, inputs))  # type: ignore[misc]
+        return super().forward(**self._embedded(input_ids, **inputs))  # type: ignore[misc]
 
     def generate(self, inputs: torch.Tensor | None = None, **options: Any) -> Any:
         """The ids that transformers' `generate` adds to the prompts of a batch. Pad prompts on the
@@ -71,14 +70,12 @@ class MultiModalMixin:
             MmkitError: as for `forward`.
         """
         input_ids = options.pop("input_ids", inputs)
-        embedded = self._embedded(input_ids, options)
+        embedded = self._embedded(input_ids, **options)
         return super().generate(**{**embedded, "input_ids": input_ids})  # type: ignore[misc]
 
-    def _embedded(
-        self, input_ids: torch.Tensor | None, inputs: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _embedded(self, input_ids: torch.Tensor | None, **rest: Any) -> dict[str, Any]:
         """The inputs of the language model: embeddings for a batch with items, else ids."""
-        spec, rest, sent = self.mm_spec, dict(inputs), {}
+        spec, sent = self.mm_spec, {}
         types, placeholders = rest.pop("mm_token_type_ids", None), rest.pop("placeholders", None)
         for m in spec.modalities:
             names = [f"{m.name}_embeds", *m.fields]

@@ -82,8 +82,7 @@ class Processor(SavedProcessor):
         text: str | Sequence[str] | None = None,
         *,
         input_ids: Any = None,
-        padding: bool | str = False,
-        max_length: int | None = None,
+        padding: bool = False,
         padding_side: str | None = None,
         pad_to_multiple_of: int | None = None,
         return_tensors: str | None = "pt",
@@ -110,10 +109,10 @@ class Processor(SavedProcessor):
         Args:
             text: a text, or a list of them.
             input_ids: token ids in place of a text, or a list or tensor of several prompts.
-            padding: True pads prompts to the longest, "max_length" to `max_length`.
-            max_length: the length for ``padding="max_length"``. Nothing is cut off.
+            padding: whether prompts are padded to the longest. Nothing is cut off.
             padding_side: "left" or "right"; by default the tokenizer's, or right.
-            pad_to_multiple_of: the padded length is a multiple of this number.
+            pad_to_multiple_of: the padded length is a multiple of this number: this length itself,
+                if no prompt is longer.
             return_tensors: "pt", the only form.
             items: by the name of their modality; for images, videos and audio also as ``images``,
                 ``videos`` and ``audio``.
@@ -128,7 +127,7 @@ class Processor(SavedProcessor):
         if return_tensors not in ("pt", None):
             raise InputError(f"{self.spec.name}.return_tensors", '"pt"', repr(return_tensors))
         sent = self.samples(text, input_ids, **items)
-        padded = self.padded(padding, max_length, padding_side, pad_to_multiple_of)
+        padded = self.padded(padding, padding_side, pad_to_multiple_of)
         samples = [self.plan.preview(*sample) for sample in sent]
         batch = batch_of(self.plan, samples, padded)
         if self.spec.decoder_prompt is not None:
@@ -164,22 +163,19 @@ class Processor(SavedProcessor):
         found = [{name: one for name, one in row.items() if one is not None} for row in rows]
         return [*zip(prompts, found, strict=True)]
 
-    def padded(
-        self, padding: bool | str, length: int | None, side: str | None, multiple: int | None
-    ) -> Padding:
+    def padded(self, padding: bool, side: str | None, multiple: int | None) -> Padding:
         """The padding that the arguments of a call ask for. Its id is the first that is no
         placeholder: the tokenizer's for padding, that for the end, and then any from 0 on."""
-        has_length = padding == "max_length" and length is not None
-        if padding not in (True, False, "longest", "do_not_pad") and not has_length:
-            expected = 'a bool, "longest", or "max_length" beside max_length='
-            raise InputError(f"{self.spec.name}.padding", expected, repr(padding))
+        if not isinstance(padding, bool):
+            remedy = "pad_to_multiple_of= also pads to one length."
+            raise InputError(f"{self.spec.name}.padding", "a bool", repr(padding), remedy)
         known = [getattr(self.tokenizer, f"{kind}_token_id", None) for kind in ("pad", "eos")]
         taken, others = {None, *self.plan.embed_ids}, range(self.plan.vocab_size)
         token: Any = next(token for token in chain(known, others) if token not in taken)
         side = str(side or getattr(self.tokenizer, "padding_side", "right"))
-        if padding in (False, "do_not_pad"):
+        if not padding:
             return Padding(token, side, is_wanted=False)
-        return Padding(token, side, (length or 0) if has_length else 0, multiple or 1)
+        return Padding(token, side, multiple or 1)
 
     # -- messages ----------------------------------------------------------------------------------
 
@@ -192,7 +188,6 @@ class Processor(SavedProcessor):
         tokenize: bool = False,
         return_dict: bool = False,
         processor_kwargs: Mapping[str, Any] | None = None,
-        return_tensors: str | None = "pt",
         **options: Any,
     ) -> Any:
         """A conversation, or a list of conversations, as text or as tensors.
@@ -209,7 +204,6 @@ class Processor(SavedProcessor):
             tokenize: return tensors: the `input_ids` alone, or all with ``return_dict=True``.
             return_dict: with `tokenize`, return the whole result of `Processor.__call__`.
             processor_kwargs: arguments of that call, for example `padding`.
-            return_tensors: another argument of that call.
             options: of the tokenizer's `apply_chat_template`, for example `add_generation_prompt`
                 and `tools`; the template receives options that the tokenizer does not know.
 
@@ -234,8 +228,7 @@ class Processor(SavedProcessor):
             return texts[0] if is_one else texts
         ids = [self.plan.encode(text, add_special_tokens=False) for text in texts]
         sent = {name: [own.get(name) for own in data] for own in data for name in own}
-        asked = {"return_tensors": return_tensors, **(processor_kwargs or {})}
-        batch = self(input_ids=ids, **{**asked, **sent})
+        batch = self(input_ids=ids, **{**(processor_kwargs or {}), **sent})
         return batch if return_dict else batch["input_ids"]
 
     def _without_items(

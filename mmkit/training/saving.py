@@ -126,11 +126,9 @@ class SavedProcessor(ProcessorMixin):
         if given["tokenizer"] is None and has_tokenizer(name, **of_files):
             given["tokenizer"] = AutoTokenizer.from_pretrained(name, **trusted)
         if given["hf_processor"] is None and (not saved or INNER in saved):
-            local = Path(name, INNER)
-            if saved and not local.is_dir():
+            if saved or Path(name, INNER).is_dir():
                 options["subfolder"] = INNER
-            inner = local if local.is_dir() else name
-            load = partial(AutoProcessor.from_pretrained, inner, **{**options, **trusted})
+            load = partial(AutoProcessor.from_pretrained, name, **{**options, **trusted})
             given["hf_processor"] = LazyProcessor(load)
         for key in ("mm_processor_kwargs", "dtype"):
             given[key] = given[key] or saved.get(key)

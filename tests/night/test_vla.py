@@ -17,7 +17,7 @@ from examples.server import Server
 from examples.vla.checkpoint import STATISTICS, make_checkpoint
 from examples.vla.spec import BINS, CENTRES
 from mmkit import InputError
-from mmkit.model import sampling_params
+from mmkit.model.sampling import sampling_params
 from mmkit.serve import Client
 from tests.unit.common import refused
 

@@ -33,11 +33,9 @@ class Model:
             name: BoundOutput(Output(name, layout, lambda ids, _: ids), "m", scope, VOCABULARY, reserved)
             for name, layout in LAYOUTS.items()
         }
-        self.mm_plan = SimpleNamespace(outputs=outputs)
-        sampling.serve(self)
-
-    def reserved_ids(self, device: torch.device) -> torch.Tensor:
-        return torch.tensor([PLACEHOLDER], device=device)
+        self.mm_plan = SimpleNamespace(outputs=outputs, embed_ids=reserved)
+        self.allowed_ids = sampling.AllowedIds(self.mm_plan)
+        sampling.MODELS.add(self)
 
 
 def left(model: Model, name: Any, position: int) -> list[int]:

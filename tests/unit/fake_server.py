@@ -132,7 +132,7 @@ class Fake:
         async for raw in ws.iter_text():
             self.seen.append(json.loads(raw))
             try:
-                asked: Any = protocol.decoded(protocol.StartMessage | protocol.NextMessage | protocol.CloseMessage, raw)
+                asked: Any = protocol.decoded(protocol.ClientMessage, raw)
             except InputError as error:
                 await say("error", error=refusal(error), fatal=False)
                 continue

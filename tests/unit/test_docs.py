@@ -13,8 +13,8 @@ from tests.pages import PAGES, ROOT
 SOURCES = [*PAGES, ROOT / "CHANGELOG.md"]
 TESTS = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
 REFERENCE = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
-PUBLIC = [f"{name}/__init__" for name in ("model", "serve", "testing", "training")]
-PUBLIC += ["__init__", "serve/client"]
+PUBLIC = [f"{name}/__init__" for name in ("serve", "testing", "training")]
+PUBLIC += ["__init__", "model/sampling", "serve/client"]
 """The modules of mmkit whose names are public."""
 
 

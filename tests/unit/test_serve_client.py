@@ -31,11 +31,12 @@ def client(make: Any, fake: Fake) -> Client:
 
 
 def test_generate(make: Any, fake: Fake) -> None:
-    client = make(f"{fake.url}/", model="m")
+    client = make(f"{fake.url}/")
     answer = client.generate(
         np.array([3, 1]),
         {"actions": [np.ones((6, 3), np.float32)], "series": torch.zeros(2, 1, dtype=torch.bfloat16)},
         uuids={"actions": ["a"]},
+        model="m",
         n=2,
         stop=["x"],
         mm_processor_kwargs={"size": np.int64(3)},

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(600)
 
 OPTIONS = (
     "--dtype float32 --block-size 32 --enable-mm-embeds --served-model-name llava --max-num-seqs 16 --enforce-eager "
-    "--render-processes 2"
+    "--additional-config.render_processes 2"
 )
 SAMPLING: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 PICTURES = [draw_picture(seed) for seed in range(3)]

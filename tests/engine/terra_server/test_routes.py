@@ -127,7 +127,7 @@ def test_what_a_server_tells_of_itself(server: Server, client: Client) -> None:
     assert facts == ("terra", "terra", VOCAB, MAX_LEN, False, LIMITS["BODY_BYTES"])
     (actions,), (frame,) = model.modalities, model.outputs
     assert (actions.name, actions.shape, actions.dtype, actions.limit) == ("actions", [6, 3], "float32", 24)
-    assert (actions.placeholder, actions.in_place, actions.largest_tokens) == ([PAD] * STEP, True, STEP)
+    assert (actions.placeholder, actions.largest_tokens) == ([PAD] * STEP, STEP)
     assert (frame.name, frame.tokens, frame.shape, frame.dtype) == ("frame", 64, [128, 128, 3], "uint8")
     assert client.generate([PAD] * STEP, {"actions": [actions.example]}, max_tokens=1).usage.completion_tokens == 1
     paths = httpx.get(f"{server.url}/openapi.json", timeout=clients.WAIT).json()["paths"]
