@@ -29,12 +29,14 @@ class Padding(NamedTuple):
     Attributes:
         token: the padding id.
         side: "left" or "right".
+        length: the least length.
         multiple: the length is a multiple of this number.
         is_wanted: False refuses prompts of several lengths.
     """
 
     token: int
     side: str
+    length: int = 0
     multiple: int = 1
     is_wanted: bool = True
 
@@ -54,8 +56,8 @@ class Padding(NamedTuple):
 
     def filled(self, rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
         """Rows of one length, int64 (rows, length): `value` stands for padding."""
-        longest = max(map(len, rows))
-        longest += -longest % self.multiple
+        longest = max(*map(len, rows), self.length)
+        longest = -(-longest // self.multiple) * self.multiple
         padded = []
         for row in rows:
             gap = [value] * (longest - len(row))
@@ -129,7 +131,7 @@ class Collator:
             where, expected = processor.spec.name, "a model that goes on with its prompt"
             raise InputError(where, expected, "an encoder-decoder model, or one without a prompt")
         self.processor = processor
-        self._padding = processor.padded(True, padding_side, pad_to_multiple_of)
+        self._padding = processor.padded(True, None, padding_side, pad_to_multiple_of)
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> BatchFeature:
         """The batch: the padded result of `Processor.__call__`, and

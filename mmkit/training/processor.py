@@ -82,7 +82,8 @@ class Processor(SavedProcessor):
         text: str | Sequence[str] | None = None,
         *,
         input_ids: Any = None,
-        padding: bool = False,
+        padding: bool | str = False,
+        max_length: int | None = None,
         padding_side: str | None = None,
         pad_to_multiple_of: int | None = None,
         return_tensors: str | None = "pt",
@@ -109,10 +110,10 @@ class Processor(SavedProcessor):
         Args:
             text: a text, or a list of them.
             input_ids: token ids in place of a text, or a list or tensor of several prompts.
-            padding: whether prompts are padded to the longest. Nothing is cut off.
+            padding: True pads prompts to the longest, "max_length" to `max_length`.
+            max_length: the length for ``padding="max_length"``. Nothing is cut off.
             padding_side: "left" or "right"; by default the tokenizer's, or right.
-            pad_to_multiple_of: the padded length is a multiple of this number: this length itself,
-                if no prompt is longer.
+            pad_to_multiple_of: the padded length is a multiple of this number.
             return_tensors: "pt", the only form.
             items: by the name of their modality; for images, videos and audio also as ``images``,
                 ``videos`` and ``audio``.
@@ -127,7 +128,7 @@ class Processor(SavedProcessor):
         if return_tensors not in ("pt", None):
             raise InputError(f"{self.spec.name}.return_tensors", '"pt"', repr(return_tensors))
         sent = self.samples(text, input_ids, **items)
-        padded = self.padded(padding, padding_side, pad_to_multiple_of)
+        padded = self.padded(padding, max_length, padding_side, pad_to_multiple_of)
         samples = [self.plan.preview(*sample) for sample in sent]
         batch = batch_of(self.plan, samples, padded)
         if self.spec.decoder_prompt is not None:
@@ -163,19 +164,22 @@ class Processor(SavedProcessor):
         found = [{name: one for name, one in row.items() if one is not None} for row in rows]
         return [*zip(prompts, found, strict=True)]
 
-    def padded(self, padding: bool, side: str | None, multiple: int | None) -> Padding:
+    def padded(
+        self, padding: bool | str, length: int | None, side: str | None, multiple: int | None
+    ) -> Padding:
         """The padding that the arguments of a call ask for. Its id is the first that is no
         placeholder: the tokenizer's for padding, that for the end, and then any from 0 on."""
-        if not isinstance(padding, bool):
-            remedy = "pad_to_multiple_of= also pads to one length."
-            raise InputError(f"{self.spec.name}.padding", "a bool", repr(padding), remedy)
+        has_length = padding == "max_length" and length is not None
+        if padding not in (True, False, "longest", "do_not_pad") and not has_length:
+            expected = 'a bool, "longest", or "max_length" beside max_length='
+            raise InputError(f"{self.spec.name}.padding", expected, repr(padding))
         known = [getattr(self.tokenizer, f"{kind}_token_id", None) for kind in ("pad", "eos")]
         taken, others = {None, *self.plan.embed_ids}, range(self.plan.vocab_size)
         token: Any = next(token for token in chain(known, others) if token not in taken)
         side = str(side or getattr(self.tokenizer, "padding_side", "right"))
-        if not padding:
+        if padding in (False, "do_not_pad"):
             return Padding(token, side, is_wanted=False)
-        return Padding(token, side, multiple or 1)
+        return Padding(token, side, (length or 0) if has_length else 0, multiple or 1)
 
     # -- messages ----------------------------------------------------------------------------------
 

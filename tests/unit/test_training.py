@@ -80,7 +80,7 @@ def test_a_batch_is_its_samples_padded(drawn, side, multiple):
 def test_a_batch_of_one_shape(side):
     """It is padded to a length, by the side of the tokenizer."""
     ids = torch.tensor([[LOOK, SERIES]] * 2)
-    batch = waves(padding_side=side)(input_ids=ids, series=[steps(3), [steps(3)]], padding=True, pad_to_multiple_of=3)
+    batch = waves(padding_side=side)(input_ids=ids, series=[steps(3), [steps(3)]], padding="max_length", max_length=3)
     assert batch["series"].shape == (2, 3, 1)
     assert batch["attention_mask"].tolist() == [[[1, 1, 0], [0, 1, 1]][side == "left"]] * 2
     assert batch.to(torch.float64)["series"].dtype == torch.float64
@@ -166,8 +166,9 @@ REFUSED = [
      lambda: waves()(["at"], series=[])),
     ("waves.prompt: expected at least one prompt, got none.", lambda: waves()([])),
     ("waves.multi_modal_data: expected modalities among ['series'], got 'images'.", lambda: waves()("at", images=[3])),
-    ("waves.padding: expected a bool, got 'max_length'. pad_to_multiple_of= also pads to one length.",
-     lambda: waves()("at", padding="max_length")),
+    ('waves.padding: expected a bool, "longest", or "max_length" beside max_length=, got \'some\'.',
+     lambda: waves()("at", padding="some")),
+    ("waves.padding: …, got 'max_length'.", lambda: waves()("at", padding="max_length")),
     ("waves.return_tensors: expected \"pt\", got 'np'.", lambda: waves()("at", return_tensors="np")),
     ("…raw items or precomputed embeddings in one batch, got both…",
      lambda: TEXTLESS.hf_processor(CONFIG)(input_ids=[[1], [1]], m=[ROWS, MATRIX])),
