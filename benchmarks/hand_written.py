@@ -27,6 +27,7 @@ from examples.series.spec import WAVES, standardise
 from examples.series.waves import make_wave
 from examples.terra.spec import TERRA
 from mmkit import Modality, ModelSpec, Record, Tensor, batched, replace, tok
+from mmkit.generate import Classes
 
 Shapes = Mapping[str, tuple[int | None, ...]]
 Items = Sequence[dict[str, torch.Tensor]]
@@ -85,13 +86,9 @@ class Kind:
             key: torch.zeros([size or 64 for size in shape]) for key, shape in self.shapes.items()
         }
 
-    def classes(self) -> tuple[type, type, type]:
-        """Info, dummy inputs and processor."""
-        kinds = Info, DummyInputs, Processor
-        info, dummy_inputs, processor = (
-            type(one.__name__, (one,), {"kind": self}) for one in kinds
-        )
-        return info, dummy_inputs, processor
+    def classes(self) -> Classes:
+        written = Info, DummyInputs, Processor
+        return Classes(*(type(one.__name__, (one,), {"kind": self}) for one in written))
 
 
 class Parser(MultiModalDataParser):

@@ -16,13 +16,14 @@ import statistics
 import tracemalloc
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import thread_time as clock
 from typing import Annotated, Any
 
 import typer
 
 from mmkit.bound.calls import Call
+from mmkit.generate import Classes
 from mmkit.testing.differences import differences
 
 from . import measure
@@ -164,18 +165,14 @@ def of_kind(name: str) -> tuple[dict[str, Side], list[Any]]:
     from mmkit.testing import vllm_path
 
     kind = KINDS[name]
-    own = kind.spec.classes
     config = vllm_path.config_for_spec(kind.folder)
-    classes = {
-        "generated": (own.info, own.dummy_inputs, own.processor),
-        "hand_written": kind.classes(),
-    }
-    sides = {side: Side(vllm_path.generated(*classes[side], config)) for side in SIDES}
+    classes = {"generated": kind.spec.classes, "hand_written": kind.classes()}
+    sides = {side: Side(vllm_path.generated(classes[side], config)) for side in SIDES}
     requests = [(ids, {kind.name: items}, {}) for ids, items in kind.requests]
     for request in requests:
-        results = [apply(side, request) for side in sides.values()]
-        # both have hashes of their own
-        outcomes = [vllm_path.outcome({**result, "mm_hashes": {}}) for result in results]
+        outcomes = [vllm_path.outcome(apply(side, request)) for side in sides.values()]
+        # their hashes, which the features have too, are their own
+        outcomes = [replace(outcome, hashes={}, features={}) for outcome in outcomes]
         if difference := differences(*outcomes):
             raise RuntimeError(f"{name}: {difference}")
     return sides, requests
@@ -201,9 +198,9 @@ def start(known: Any) -> None:
     most tokens of an item, and has the dummy request processed."""
     from mmkit.testing import vllm_path
 
-    classes = type(known.info), type(known.dummy_inputs), type(known)
+    classes = Classes(type(known.info), type(known.dummy_inputs), type(known))
     config = copy(known.info.ctx.model_config)  # nothing is known of it yet
-    processor = vllm_path.generated(*classes, config)
+    processor = vllm_path.generated(classes, config)
     limits = processor.info.allowed_mm_limits
     seq_len = processor.info.ctx.model_config.max_model_len
     counts = {name: 1 for name, limit in limits.items() if limit is None or limit}

@@ -157,8 +157,12 @@ def is_masked(model: Any) -> bool:
 
 
 _FOREIGN = (
-    *("min_tokens", "stop", "stop_token_ids"),  # when an answer ends
-    *("allowed_token_ids", "bad_words", "structured_outputs"),  # which ids it has
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "allowed_token_ids",
+    "bad_words",
+    "structured_outputs",
 )
 """Options that contradict an output."""
 

@@ -192,6 +192,7 @@ class Processor(SavedProcessor):
         tokenize: bool = False,
         return_dict: bool = False,
         processor_kwargs: Mapping[str, Any] | None = None,
+        return_tensors: str | None = "pt",
         **options: Any,
     ) -> Any:
         """A conversation, or a list of conversations, as text or as tensors.
@@ -208,6 +209,7 @@ class Processor(SavedProcessor):
             tokenize: return tensors: the `input_ids` alone, or all with ``return_dict=True``.
             return_dict: with `tokenize`, return the whole result of `Processor.__call__`.
             processor_kwargs: arguments of that call, for example `padding`.
+            return_tensors: another argument of that call.
             options: of the tokenizer's `apply_chat_template`, for example `add_generation_prompt`
                 and `tools`; the template receives options that the tokenizer does not know.
 
@@ -232,7 +234,8 @@ class Processor(SavedProcessor):
             return texts[0] if is_one else texts
         ids = [self.plan.encode(text, add_special_tokens=False) for text in texts]
         sent = {name: [own.get(name) for own in data] for own in data for name in own}
-        batch = self(input_ids=ids, **{**(processor_kwargs or {}), **sent})
+        asked = {"return_tensors": return_tensors, **(processor_kwargs or {})}
+        batch = self(input_ids=ids, **{**asked, **sent})
         return batch if return_dict else batch["input_ids"]
 
     def _without_items(
