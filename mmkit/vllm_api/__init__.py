@@ -20,7 +20,7 @@ except ImportError as error:
         f"{DISTRIBUTION}[gpu], which brings vllm."
     ) from error
 
-from .compat import NEWEST_TESTED, installed, newer
+from .compat import INSTALLED, IS_NEWER, NEWEST_TESTED
 from .hooks import check, unknown
 from .info import DummyInputs as DummyInputs
 from .info import ProcessingInfo as ProcessingInfo
@@ -30,11 +30,11 @@ from .seam import Processor as Processor
 
 check(HOOKS)
 
-if newer():
+if IS_NEWER:
     parts = ", ".join(unknown())
     news = f" New in it, and unknown to mmkit: {parts}." if parts else ""
     warnings.warn(
-        f"mmkit was tested up to vLLM {NEWEST_TESTED}, this is {installed()}. It has all that "
+        f"mmkit was tested up to vLLM {NEWEST_TESTED}, this is {INSTALLED}. It has all that "
         f"mmkit overrides; check your spec with mmkit.testing.{news}",
         stacklevel=2,
     )

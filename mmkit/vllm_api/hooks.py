@@ -17,10 +17,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import vllm
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
 from ..errors import SpecError, VllmApiError
-from .compat import REMEDY, ProcessorInputs, installed
+from .compat import INSTALLED, REMEDY, ProcessorInputs
 
 _OURS = __name__.removesuffix("vllm_api.hooks")
 
@@ -54,7 +55,7 @@ def check(classes: Iterable[type]) -> None:
     if differences:
         (method, (expected, got)), *others = differences.items()
         more = f"Different, too: {', '.join(name for name, _ in others)}. " if others else ""
-        raise VllmApiError(f"{installed()}, {method}", expected, got, more + REMEDY)
+        raise VllmApiError(f"{INSTALLED}, {method}", expected, got, more + REMEDY)
 
 
 def _difference(ours: Callable[..., Any], theirs: Any) -> tuple[str, str] | None:
@@ -80,8 +81,6 @@ def _is_called(name: str) -> bool:
 
 
 def _texts() -> Iterator[str]:
-    import vllm
-
     root = Path(vllm.__file__).parent
     return (_text(path) for pattern in _CALLERS for path in sorted(root.glob(pattern)))
 
