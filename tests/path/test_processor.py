@@ -96,10 +96,12 @@ AS_TEXT = plain(
 NONE, SERIES = {"frames": [None]}, {"series": torch.ones(1, 2)}
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("frames[0]: expected a string in multi_modal_uuids, got int 5.", dict(uuids={"frames": [5]})),
-    ("frames[0]: expected a (2, 3) float32 tensor, got None. Send the item, or the uuid of a cached ", dict(data=NONE)),
-    (
-        "frames[0]: expected a (2, 3) float32 tensor, got None, and no such item in the cache. Send the item itself.",
-        dict(data=NONE, uuids={"frames": ["n"]}),
+    *(
+        (
+            "frames[0]: expected a (2, 3) float32 tensor, got None, and no such item in the cache. Send the ",
+            dict(data=NONE, uuids=uuids),
+        )
+        for uuids in (None, {"frames": ["n"]})
     ),
     # vLLM's own search in the text would find both targets at the one place
     ("frames: expected 2 placeholder(s) ", dict(spec=AS_TEXT, words="<frame> a", data={"frames": [ONES] * 2} | SERIES)),
