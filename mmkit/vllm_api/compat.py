@@ -65,9 +65,6 @@ SenderCache = find(
     "multimodal.cache:LruKeyReplicatedSenderCache",
     "multimodal.cache:MultiModalProcessorSenderCache",
 )
-TokenizeParams = find("renderers:TokenizeParams", default=object)
-"""Tokenization parameters, which look at every prompt of the offline API; from 0.17."""
-
 RENDERS = find("renderers.base:BaseRenderer._process_tokens", default=None) is not None
 """Whether vLLM has a renderer that makes the engine's input, by a processor that it has from its
 start."""

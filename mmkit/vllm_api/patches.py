@@ -89,7 +89,8 @@ def admit(plan: Plan, prompt: Mapping[str, Any], params: Any = None, *, trusts: 
             plan.check_ids(ids)
             # placeholders of an encoder-decoder model stand in the encoder's prompt, apart from
             # their items
-            if part.get("type") == "token" and plan.spec.decoder_prompt is None:
+            is_bare = part.get("type") != "multimodal" and not part.get("multi_modal_data")
+            if is_bare and plan.spec.decoder_prompt is None:
                 plan.check_bare(ids)
         # an object of this class comes from a processor of this copy of mmkit
         if part.get("type") == "multimodal" and not isinstance(part.get("mm_kwargs"), Rendered):
@@ -127,9 +128,10 @@ def _is_ours(renderer: Any) -> bool:
     return isinstance(getattr(renderer, "mm_processor", None), CommonProcessor)
 
 
-def with_tenants(theirs: Any) -> Any:
-    """vLLM's step from a tokenized prompt to the engine's input, with uuids that hold within one
-    `cache_salt`, so that no tenant reaches the items of another one."""
+def with_guard(theirs: Any) -> Any:
+    """vLLM's step from a tokenized prompt to the engine's input. What no processor sees, a prompt
+    without items, is checked and rewritten here; uuids hold within one `cache_salt`, so that no
+    tenant reaches the items of another one."""
 
     async def as_it_is(prompt: Mapping[str, Any]) -> Any:
         return {**prompt}
@@ -140,9 +142,21 @@ def with_tenants(theirs: Any) -> Any:
             return theirs(self, prompt, *args, **kwargs)
         if is_rendered(prompt):  # vLLM would keep its ids alone
             return as_it_is(prompt) if inspect.iscoroutinefunction(theirs) else {**prompt}
+        if not prompt.get("multi_modal_data"):
+            prompt = {**prompt, "prompt_token_ids": _of_bare(self.mm_processor.plan, prompt)}
         return theirs(self, of_tenant(prompt), *args, **kwargs)
 
     return process
+
+
+def _of_bare(plan: Plan, prompt: Mapping[str, Any]) -> list[int]:
+    """The ids of a prompt without items."""
+    ids: list[int] = prompt["prompt_token_ids"]
+    plan.check_ids(ids)
+    if plan.spec.decoder_prompt is not None:  # these may be the decoder's
+        return ids
+    plan.check_bare(ids)
+    return plan.rewrite("prompt", ids)
 
 
 def of_tenant(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -211,8 +225,8 @@ _TRACKERS = ("renderers.chat_utils.item_tracker", *chat.MODULES)
 
 PATCHES = (
     Patch(with_admission, ("v1.engine.input_processor:InputProcessor.process_inputs",)),
-    Patch(with_tenants, (f"{_RENDERER}._process_tokens",)),
-    Patch(with_tenants, (f"{_RENDERER}._process_tokens_async",)),
+    Patch(with_guard, (f"{_RENDERER}._process_tokens",)),
+    Patch(with_guard, (f"{_RENDERER}._process_tokens_async",)),
     Patch(chat.reading, _PARTS),
     Patch(chat.gathering, tuple(f"{module}:_resolve_items" for module in _TRACKERS)),
     Patch(begun_once, (f"{_RENDERER}.default_chat_tok_params",), until_ids=True),

@@ -28,7 +28,7 @@ from vllm.multimodal.processing import BaseMultiModalProcessor, EncDecMultiModal
 
 from . import compat, patches
 from .hooks import REQUEST_FIELDS
-from .info import GUARDS, DummyInputs, ProcessingInfo
+from .info import DummyInputs, ProcessingInfo
 from .items import Parser
 from .processor import CommonProcessor, Request
 
@@ -114,5 +114,5 @@ class EncDecProcessor(EncDecMultiModalProcessor, Processor):
         return self.plan.rewrite("decoder_prompt", ids)
 
 
-HOOKS = (Parser, *GUARDS, ProcessingInfo, DummyInputs, EncDecProcessor)
+HOOKS = (Parser, ProcessingInfo, DummyInputs, EncDecProcessor)
 """Classes whose methods vLLM calls."""
