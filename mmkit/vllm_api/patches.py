@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
 from hashlib import blake2b
 from importlib import import_module
@@ -186,20 +186,6 @@ def begun_once(theirs: Any) -> Any:
     return property(default_chat_tok_params)
 
 
-def keeping_uuids(theirs: Any) -> Any:
-    """vLLM's uuids of a request's items, where those of the caller stay."""
-
-    @wraps(theirs)
-    def process(self: Any, data: Any, items: Any, uuids: Any, request_id: str) -> Any:
-        made: Mapping[str, Sequence[str | None]] = theirs(self, data, items, uuids, request_id)
-        if not _is_ours(self):
-            return made
-        pairs = {name: zip(uuids.get(name) or new, new, strict=True) for name, new in made.items()}
-        return {name: [own or other for own, other in both] for name, both in pairs.items()}
-
-    return process
-
-
 # -- the table -------------------------------------------------------------------------------------
 
 
@@ -231,7 +217,6 @@ PATCHES = (
     Patch(chat.reading, _PARTS),
     Patch(chat.gathering, tuple(f"{module}:_resolve_items" for module in _TRACKERS)),
     Patch(begun_once, (f"{_RENDERER}.default_chat_tok_params",), until_ids=True),
-    Patch(keeping_uuids, (f"{_RENDERER}._process_mm_uuids",), until_ids=True),
 )
 
 
