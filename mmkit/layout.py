@@ -27,7 +27,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
 from itertools import chain, compress
 from numbers import Integral
-from typing import Any, Literal, TypeAlias, TypeGuard
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -353,17 +353,7 @@ class Sequenced(Layout):
         return _joined([part._emit(scope) for part in self.parts])
 
     def __repr__(self) -> str:
-        sources = [repr(part.value) if _is_bare(part) else repr(part) for part in self.parts]
-        if len(sources) > 1 and isinstance(self.parts[1], Tokens):
-            sources[0] = repr(self.parts[0])  # two values would be added
-        return " + ".join(sources) or "nothing"
-
-
-def _is_bare(part: Layout) -> TypeGuard[Tokens]:
-    """Whether ids need no `literal()` beside a layout."""
-    value = part.value if isinstance(part, Tokens) else None
-    bare = isinstance(value, Expr) and value._op != "function"
-    return bare and written(value) == repr(value)
+        return " + ".join(map(repr, self.parts)) or "nothing"
 
 
 def _loop(depth: int) -> Expr:

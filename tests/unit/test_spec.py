@@ -48,7 +48,8 @@ PARTS = {
         "Record(a=Tensor(shape=(between(1, cfg.n),)), b=Text(most=cfg.n))",
     ],
     "layout": [
-        "embed(tok['<image>']) * 2", "tok['<a>'] + embed(5) * cfg.n + literal(6)", "embed(5) * maximum(fields.x, 1)",
+        "embed(tok['<image>']) * 2", "literal(tok['<a>']) + embed(5) * cfg.n + literal(6)",
+        "embed(5) * maximum(fields.x, 1)",
         "literal(-cfg.a) + embed(5)", "(literal(1) + embed(cfg.b)) * (cfg.n - 1)", "select(tok.text('ab'), embed=7)",
         "each(item.n, lambda x: each(2, lambda y: embed(x)), sep=tok['<a>'], last=cfg.a)",
     ],
