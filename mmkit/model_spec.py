@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 import torch
 
-from .generate import Classes, classes, generated
+from .generate import Classes, generated
 from .plan import Plan
 from .plugin import announce, calling_module
 from .spec import Declaration
@@ -81,7 +81,7 @@ class ModelSpec(Declaration, init=False):
         Raises:
             VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
         """
-        return classes(self)
+        return Classes(*generated(self, "vllm_api"))
 
     @property
     def hf_processor_class(self) -> type:
