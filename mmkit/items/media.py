@@ -27,8 +27,8 @@ from .base import (
     check_positive,
     check_size,
     described,
-    dtype_name,
     fits,
+    form,
     is_number,
     sizes_of,
     strided,
@@ -103,11 +103,8 @@ class Image(_Media):
                 pixels = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
             return _pil().fromarray(pixels, "RGB")
         if self.only_pictures:
-            got = f"{dtype_name(media.dtype)} values of shape {tuple(media.shape)}"
-            remedy = "Convert it to uint8 values from 0 to 255."
-            if are_bytes:
-                remedy = "Send three channels."
-            raise InputError(where, "a PIL image or 8-bit RGB pixels", got, remedy)
+            remedy = "Send three channels of uint8 values from 0 to 255."
+            raise InputError(where, "a PIL image or 8-bit RGB pixels", form(media), remedy)
         check_finite(media, where)
         return value
 
