@@ -205,9 +205,6 @@ class Fixed(Layout):
     def _emit(self, scope: Scope) -> Piece:
         return self.ids, self.mask
 
-    def bind(self, scope: Scope) -> Layout:
-        return self
-
     def __repr__(self) -> str:
         words = ["embed" if embeds else "literal" for embeds in self.mask]
         parts = (f"{word}({token})" for word, token in zip(words, self.ids, strict=True))
