@@ -322,13 +322,6 @@ class Modality(_Declared):
         """Everything that this modality depends on; see `mmkit.expr.leaves`."""
         return leaves(self)
 
-    def _stated(self) -> Iterator[str]:
-        unsaid = ["process="] if isinstance(self.process, Identity) else []
-        unsaid += [] if self.has_positions else ["layout=", "update="]
-        yield from (text for text in super()._stated() if not text.startswith(tuple(unsaid)))
-        if not self.has_positions:
-            yield "tokens=0"
-
 
 def _rewrite(value: Any) -> EndingWith | Layout:
     return value if isinstance(value, EndingWith) else as_layout(value)
