@@ -101,10 +101,8 @@ class Record(ItemType):
         if not isinstance(value, Mapping):
             remedy = "A list or tuple is several items."
             raise InputError(where, self.expected, described(value), remedy)
-        if missing := [name for name in self.parts if name not in value]:
-            raise InputError(where, self.expected, f"one without {' and '.join(missing)}")
-        if unknown := [name for name in value if name not in self.parts]:
-            raise InputError(where, self.expected, f"one with {brief(unknown[0])} as well")
+        if value.keys() != self.parts.keys():
+            raise InputError(where, self.expected, f"one of {brief(list(value))}")
         record: dict[str, Any] = {}
         for name in self.parts:
             part = self.part(name, record)

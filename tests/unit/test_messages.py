@@ -405,7 +405,7 @@ VALUES = [
     ("a text of 1..2 characters, got 3 of them.", (TEXT, "abc")),
     ("a text of 1..2 characters, got 0 of them.", (TEXT, "")),
     ("a text that UTF-8 can encode, got half of a surrogate pair at 1.", (TEXT, "a\ud800")),
-    ("a dict of a and b, got one without b.", (RECORD, {"a": [1], "c": 2})),
+    ("a dict of a and b, got one of ['a', 'c'].", (RECORD, {"a": [1], "c": 2})),
     ("a dict of a and b, got int 3. A list or tuple is several items.", (RECORD, [3])),
     ("a (frames, metadata) pair, got frames without metadata.", (Video(largest=(2, 4, 4), metadata=True), FRAMES)),
 ]
@@ -498,7 +498,7 @@ REQUESTS = [
     ("spec.m[1]: expected a (2, 2) float32 tensor, got shape (3,).", lambda: parse(TENSOR, [ZEROS, torch.zeros(3)])),
     ("spec.m[0].x: expected int64 values from 0 to 3, got 4 at [0].",
      lambda: parse(CLICKED, {"image": PICTURE.resize((4, 9)), "x": [4]})),
-    ("spec.m[0]: expected a dict of image and x, got one without image.", lambda: parse(CLICKED, {"x": [0]})),
+    ("spec.m[0]: expected a dict of image and x, got one of ['x'].", lambda: parse(CLICKED, {"x": [0]})),
     ("spec.m[0].image: expected a PIL image or an array, got int 0.", lambda: parse(CLICKED, {"image": 0, "x": [0]})),
     ("spec.m[0].a: expected a (1..4,) int64 tensor, got shape (5,).", lambda: parse(RECORD, {"a": [1] * 5, "b": [1]})),
 ]
