@@ -576,9 +576,6 @@ class EndingWith(Part):
     _word = "ending_with"
 
 
-Rewrite: TypeAlias = "EndingWith | Callable[[Scope], Any]"
-"""How a spec rewrites a caller's prompt."""
-
 replace = Replace
 already_expanded = AlreadyExpanded
 insert = Insert
