@@ -16,22 +16,9 @@ import torch
 from ..errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, expression, expressions, plain
 from ..node import Stated, stated
-from .base import (
-    ARRAYS,
-    SCALARS,
-    Between,
-    ItemType,
-    Sizes,
-    as_array,
-    check_finite,
-    check_positive,
-    check_size,
-    described,
-    form,
-    is_number,
-    sizes_of,
-    strided,
-)
+from .base import ItemType
+from .size import Between, Sizes, check_positive, check_size, is_number, sizes_of
+from .values import ARRAYS, SCALARS, as_array, check_finite, described, form, strided
 
 _ORIENTATION = 0x0112  # the EXIF tag that says how a picture was held
 _ANY: Any = math.inf

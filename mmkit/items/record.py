@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Self
 from ..errors import At, InputError, SpecError
 from ..expr import Scope
 from ..node import leaves
-from .base import ItemType, described
+from .base import ItemType
+from .values import described
 
 _FACTS = ("index", "count", "rows")
 """Facts of a whole item, whose names no part can have."""

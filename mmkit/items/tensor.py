@@ -16,25 +16,9 @@ import torch
 from ..errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, expression, expressions, several
 from ..node import Stated, stated
-from .base import (
-    ARRAYS,
-    LARGEST_FLOAT16,
-    SCALARS,
-    Between,
-    ItemType,
-    Size,
-    Sizes,
-    as_array,
-    check_positive,
-    check_size,
-    described,
-    dtype_name,
-    ends,
-    fits,
-    shape_text,
-    sizes_of,
-    strided,
-)
+from .base import ItemType
+from .size import Between, Size, Sizes, check_positive, check_size, ends, fits, shape_text, sizes_of
+from .values import ARRAYS, LARGEST_FLOAT16, SCALARS, as_array, described, dtype_name, strided
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
