@@ -212,9 +212,8 @@ class Tensor(ItemType):
         if self.torch_dtype.is_floating_point:
             return -self.bound, self.bound
         limits = torch.iinfo(self.torch_dtype)
-        if self.bound is None:
-            return limits.min, limits.max
-        return max(limits.min, -self.bound), self.bound
+        most = limits.max + 1 if self.bound is None else self.bound
+        return max(limits.min, -most), min(limits.max, most)
 
     def facts(self, value: torch.Tensor, index: int) -> SimpleNamespace:
         shape = tuple(value.shape)
@@ -244,10 +243,9 @@ def _as_tensor(value: object, where: str, kind: Tensor) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         tensor = strided(value, where, kind.expected)
     else:
-        is_array = isinstance(value, (np.ndarray, np.generic))
-        array = (
-            as_array(value, where, kind.expected) if is_array else _from_list(value, where, kind)
-        )
+        if not isinstance(value, (np.ndarray, np.generic)):
+            value = _from_list(value, where, kind)
+        array = as_array(value, where, kind.expected)
         try:
             # torch refuses negative strides and warns of read-only memory
             tensor = torch.from_numpy(array.copy())
