@@ -57,10 +57,7 @@ def with_admission(theirs: Any) -> Any:
             params = args[0] if args else kwargs.get("params")
             config = getattr(getattr(self, "vllm_config", None), "additional_config", None)
             trusts = isinstance(config, Mapping) and config.get(TRUST) is True
-            try:
-                admit(processor.plan, prompt, params, trusts=trusts)
-            except InputError as error:
-                raise Refused(error) from None
+            admit(processor.plan, prompt, params, trusts=trusts)
         return theirs(self, request_id, prompt, *args, **kwargs)
 
     return process_inputs
@@ -76,8 +73,15 @@ def admit(plan: Plan, prompt: Mapping[str, Any], params: Any = None, *, trusts: 
         trusts: whether processed fields of other hosts are taken.
 
     Raises:
-        InputError: it must not.
+        Refused: it must not.
     """
+    try:
+        _check(plan, prompt, params, trusts)
+    except InputError as error:
+        raise Refused(error) from None
+
+
+def _check(plan: Plan, prompt: Mapping[str, Any], params: Any, trusts: bool) -> None:
     allowed = getattr(params, "allowed_token_ids", None)
     if allowed and plan.embed_ids.issuperset(allowed):
         where, expected = f"{plan.spec.name}.allowed_token_ids", "an id that is not a placeholder"
@@ -153,11 +157,9 @@ def with_guard(theirs: Any) -> Any:
 def _of_bare(plan: Plan, prompt: Mapping[str, Any]) -> list[int]:
     """The ids of a prompt without items."""
     ids: list[int] = prompt["prompt_token_ids"]
-    plan.check_ids(ids)
-    if plan.spec.decoder_prompt is not None:  # these may be the decoder's
-        return ids
-    plan.check_bare(ids)
-    return plan.rewrite("prompt", ids)
+    admit(plan, {"prompt_token_ids": ids}, trusts=False)
+    # those of an encoder-decoder model may be the decoder's
+    return plan.rewrite("prompt", ids) if plan.spec.decoder_prompt is None else ids
 
 
 def of_tenant(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
