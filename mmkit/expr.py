@@ -414,13 +414,6 @@ def _leaf(value: Expr) -> Leaf | None:
     return Leaf("function", value._args, value) if value._op == "function" else None
 
 
-def branches(value: Any) -> tuple[Any, ...]:
-    """The values among which nested `where` choose; any other value alone."""
-    if is_op(value, "where"):
-        return tuple(leaf for branch in value._args[1:] for leaf in branches(branch))
-    return (value,)
-
-
 def evaluate(value: Any, scope: Scope) -> Any:
     """The value of an expression in a scope; a constant is its own value.
 

@@ -49,11 +49,6 @@ class Classes(NamedTuple):
     processor: type
 
 
-def classes(spec: Declaration) -> Classes:
-    """The generated classes of a spec for vLLM."""
-    return Classes(*generated(spec, "vllm_api"))
-
-
 def generated(spec: Declaration, room: str) -> list[type]:
     """The generated classes of a spec, made at the first call.
 

@@ -27,12 +27,12 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
 from itertools import chain, compress
 from numbers import Integral
-from typing import Any, Literal, TypeAlias, TypeGuard
+from typing import Any, Literal, TypeAlias
 
 import torch
 
 from .errors import SpecError
-from .expr import Count, Expr, Leaf, Scope, Value, branches, expression, is_op, plain, written
+from .expr import Count, Expr, Leaf, Scope, Value, expression, is_op, plain, written
 from .node import Part, Stated, evaluate_all, fold, leaves, parts, stated
 from .vocabulary import filled
 
@@ -162,17 +162,11 @@ class Layout(Part):
 
     def fixed(self) -> list[Placeholder]:
         """The parts of a bound layout that depend on no item."""
-        return [Placeholder(end.ids, end.mask) for end in self._ends() if isinstance(end, Fixed)]
+        return [Placeholder(end.ids, end.mask) for end in _ends(self) if isinstance(end, Fixed)]
 
     def varying(self) -> list[Layout]:
         """The parts of a bound layout in which an item chooses the placeholder ids."""
-        return [end for end in self._ends() if not isinstance(end, Fixed)]
-
-    def _ends(self) -> Iterator[Layout]:
-        for part in parts(self):
-            for one in part if isinstance(part, tuple) else (part,):
-                for branch in branches(one):
-                    yield from branch._ends() if isinstance(branch, Layout) else ()
+        return [end for end in _ends(self) if not isinstance(end, Fixed)]
 
     def _emit(self, scope: Scope) -> Piece:
         raise NotImplementedError
@@ -210,12 +204,6 @@ class Fixed(Layout):
 
     def _emit(self, scope: Scope) -> Piece:
         return self.ids, self.mask
-
-    def _ends(self) -> Iterator[Layout]:
-        yield self
-
-    def bind(self, scope: Scope) -> Layout:
-        return self
 
     def __repr__(self) -> str:
         words = ["embed" if embeds else "literal" for embeds in self.mask]
@@ -274,9 +262,6 @@ class Embed(Layout):
     def _emit(self, scope: Scope) -> Piece:
         return [_whole(self.token, scope, "a token id")], b"\x01"
 
-    def _ends(self) -> Iterator[Layout]:
-        yield self  # one that no item changes is Fixed
-
 
 class AnyId(Layout):
     """One position of an output, where the model chooses among the ids of a range.
@@ -320,9 +305,16 @@ class Selected(Layout):
         ids, chosen = self.ids._emit(scope)[0], self.embed._emit(scope)[0]
         return ids, bytes(token in chosen for token in ids)
 
-    def _ends(self) -> Iterator[Layout]:
-        ids = self.embed.ids if isinstance(self.embed, Fixed) else []
-        yield Fixed(ids, b"\x01" * len(ids)) if ids else self
+
+def _ends(part: Any) -> Iterator[Layout]:
+    """The parts of a bound layout that have placeholder ids, and those whose ids are known."""
+    if isinstance(part, Selected) and isinstance(part.embed, Fixed):
+        yield Fixed(part.embed.ids, b"\x01" * len(part.embed.ids))
+    elif isinstance(part, (Fixed, Embed, Selected)):
+        yield part
+    else:
+        for inner in parts(part):
+            yield from _ends(inner)
 
 
 class Repeated(Layout):
@@ -353,17 +345,7 @@ class Sequenced(Layout):
         return _joined([part._emit(scope) for part in self.parts])
 
     def __repr__(self) -> str:
-        sources = [repr(part.value) if _is_bare(part) else repr(part) for part in self.parts]
-        if len(sources) > 1 and isinstance(self.parts[1], Tokens):
-            sources[0] = repr(self.parts[0])  # two values would be added
-        return " + ".join(sources) or "nothing"
-
-
-def _is_bare(part: Layout) -> TypeGuard[Tokens]:
-    """Whether ids need no `literal()` beside a layout."""
-    value = part.value if isinstance(part, Tokens) else None
-    bare = isinstance(value, Expr) and value._op != "function"
-    return bare and written(value) == repr(value)
+        return " + ".join(map(repr, self.parts)) or "nothing"
 
 
 def _loop(depth: int) -> Expr:
@@ -593,9 +575,6 @@ class EndingWith(Part):
 
     _word = "ending_with"
 
-
-Rewrite: TypeAlias = "EndingWith | Callable[[Scope], Any]"
-"""How a spec rewrites a caller's prompt."""
 
 replace = Replace
 already_expanded = AlreadyExpanded

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 import torch
 
-from .generate import Classes, classes, generated
+from .generate import Classes, generated
 from .plan import Plan
 from .plugin import announce, calling_module
 from .spec import Declaration
@@ -54,21 +54,12 @@ class ModelSpec(Declaration, init=False):
                 leaves them as they are.
 
         Raises:
-            SpecError: the first thing that cannot work, as for `check`.
+            SpecError: the first thing that cannot work, for example an attribute that the config
+                lacks, a token that the vocabulary lacks, an id outside the vocabulary, a shape or
+                limit out of range, or an item without placeholders. It names the modality, the
+                part, and the remedy.
         """
         return Plan(self, config, tokenizer, processor, kwargs, dtype=dtype)
-
-    def check(self, config: Any, tokenizer: Any = None, *, processor: Any = None) -> None:
-        """Raise on the first thing that cannot work with this config and tokenizer, for example an
-        attribute that the config lacks, a token that the vocabulary lacks, an id outside the
-        vocabulary, a shape or limit out of range, or an item without placeholders.
-
-        Arguments as for `bind`.
-
-        Raises:
-            SpecError: names the modality, the part, and the remedy.
-        """
-        self.bind(config, tokenizer, processor=processor)
 
     @property
     def classes(self) -> Classes:
@@ -81,7 +72,7 @@ class ModelSpec(Declaration, init=False):
         Raises:
             VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
         """
-        return classes(self)
+        return Classes(*generated(self, "vllm_api"))
 
     @property
     def hf_processor_class(self) -> type:

@@ -16,20 +16,13 @@ from .expr import COUNT, INDEX, Condition, Count, Expr, Leaf, Scope, expression,
 from .field import HF, Batched, Field, Identity, Process, flat, hf, identity
 from .items import ItemType
 from .items.tensor import Tensor
-from .layout import (
-    EndingWith,
-    Layout,
-    LayoutLike,
-    Replace,
-    Rewrite,
-    Update,
-    embed,
-    nothing,
-    replace,
-)
+from .layout import EndingWith, Layout, LayoutLike, Replace, Update, embed, nothing, replace
 from .layout import layout as as_layout
 from .node import Node, Stated, leaves, stated
 from .plugin import calling_module
+
+Rewrite: TypeAlias = "EndingWith | Callable[[Scope], Any]"
+"""How a spec rewrites a caller's prompt."""
 
 Rule: TypeAlias = "tuple[str, object, str, str] | tuple[str, object, str, str, str]"
 """A part of a declaration, whether it is right, and the words of the refusal where it is not:
@@ -321,13 +314,6 @@ class Modality(_Declared):
     def leaves(self) -> frozenset[Leaf]:
         """Everything that this modality depends on; see `mmkit.expr.leaves`."""
         return leaves(self)
-
-    def _stated(self) -> Iterator[str]:
-        unsaid = ["process="] if isinstance(self.process, Identity) else []
-        unsaid += [] if self.has_positions else ["layout=", "update="]
-        yield from (text for text in super()._stated() if not text.startswith(tuple(unsaid)))
-        if not self.has_positions:
-            yield "tokens=0"
 
 
 def _rewrite(value: Any) -> EndingWith | Layout:

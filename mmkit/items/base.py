@@ -1,44 +1,25 @@
-"""The base class of the item types, and sizes, which `bind` evaluates."""
+"""The base class of the item types."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import numpy as np
-import torch
-
-from ..errors import At, InputError, SpecError
-from ..expr import Count, Expr, Scope, expression, plain
-from ..node import Part, Stated, evaluate_all, stated
+from ..errors import At, InputError
+from ..expr import Scope
+from ..node import Part, evaluate_all
+from .size import Between
+from .size import ends as ends
+from .values import ARRAYS, described
+from .values import check_finite as check_finite
+from .values import dtype_name as dtype_name
+from .values import form as form
 
 SCOPES = ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs", "audio_kwargs")
 """The keys of `mm_processor_kwargs` that hold options for one part of a Hugging Face processor."""
-
-
-class Between(Part):
-    """A size that varies from `least` to `most`, both included: whole numbers >= 0, or expressions
-    over `cfg`."""
-
-    least: Stated[Count, Any] = stated(expression)
-    most: Stated[Count, Any] = stated(expression)
-
-    _word = "between"
-
-    def __str__(self) -> str:
-        return f"{plain(self.least)!r}..{plain(self.most)!r}"
-
-
-between = Between
-
-Size: TypeAlias = "Expr | int | Between | Callable[[Scope], Any]"
-"""One dimension: a whole number >= 0, or `between` two of them."""
-
-Sizes: TypeAlias = "tuple[Any, ...] | list[tuple[Any, ...]] | Expr | Callable[[Scope], Any]"
-"""The sizes of an item, one per dimension, or a list of such sizes."""
 
 
 class ItemType(Part):
@@ -211,123 +192,3 @@ def unscoped(kwargs: Mapping[str, Any], kinds: Sequence[ItemType]) -> dict[str, 
     for scope in filter(concerned.__contains__, SCOPES):
         options.update(kwargs.get(scope) or {})
     return options
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def check_positive(number: Any, where: str) -> None:
-    """Refuse what is no number > 0, once bound; None states no number."""
-    if number is not None and not (is_number(number) and number > 0):
-        raise SpecError(where, "a number > 0 from cfg", repr(number))
-
-
-def check_size(size: Any, where: str) -> None:
-    """Refuse what is no size, once bound."""
-    if not _are_whole(*ends(size), least=0) or ends(size) != tuple(sorted(ends(size))):
-        raise SpecError(where, "whole numbers >= 0, in order", str(size))
-
-
-def sizes_of(value: Any, width: int, where: str) -> tuple[tuple[int, ...], ...]:
-    """One shape, or several, of `width` sizes each."""
-    rows = value
-    if not isinstance(rows, (list, tuple)) or not isinstance(next(iter(rows), None), (list, tuple)):
-        rows = [rows]
-    sizes = [tuple(row) if isinstance(row, (list, tuple)) else (row,) for row in rows]
-    for row in sizes:
-        if len(row) != width or not _are_whole(*row, least=1):
-            raise SpecError(where, f"{width} whole number(s) >= 1", repr(row))
-    return tuple(sizes)
-
-
-def _are_whole(*values: Any, least: int) -> bool:
-    return all(isinstance(one, int) and is_number(one) and one >= least for one in values)
-
-
-def shape_text(shape: Sequence[Any]) -> str:
-    """A shape for messages: ``(6, 1..3)``."""
-    return f"({', '.join(map(str, map(plain, shape)))}{',' if len(shape) == 1 else ''})"
-
-
-def ends(size: Any) -> tuple[Any, Any]:
-    """The least and the most of a size."""
-    return (size.least, size.most) if isinstance(size, Between) else (size, size)
-
-
-def fits(shape: Sequence[int], sizes: Sequence[Any]) -> bool:
-    """Whether a shape has these sizes, of which some may be `between`."""
-    if shape == sizes or len(shape) != len(sizes):
-        return bool(shape == sizes)
-    return all(least <= n <= most for n, (least, most) in zip(shape, map(ends, sizes), strict=True))
-
-
-ARRAYS = (np.ndarray, torch.Tensor)
-SCALARS = (int, float, np.generic)
-LARGEST_FLOAT16 = 65504.0
-
-
-def described(value: object) -> str:
-    if value is None:
-        return "None"
-    try:
-        text = repr(value)
-    except Exception:  # an integer of thousands of digits, or somebody's class
-        text = ""
-    return f"{type(value).__name__} {text}" if 0 < len(text) <= 40 else f"a {type(value).__name__}"
-
-
-def form(value: object) -> str:
-    """A tensor or an array by its shape and dtype, for messages; anything else by its class."""
-    if isinstance(value, ARRAYS):
-        return f"shape {tuple(value.shape)} of {value.dtype}"
-    return f"a {type(value).__name__}"
-
-
-def strided(tensor: torch.Tensor, where: str, expected: str) -> torch.Tensor:
-    """A plain tensor in host memory, apart from autograd."""
-    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_quantized:
-        raise InputError(where, expected, f"a {tensor.layout} tensor on {tensor.device}")
-    if type(tensor) is not torch.Tensor or tensor.requires_grad:
-        tensor = tensor.detach().as_subclass(torch.Tensor)
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    return tensor if tensor.is_cpu else tensor.cpu()
-
-
-def as_array(value: object, where: str, expected: str) -> np.ndarray[Any, Any]:
-    """An array, tensor, image or list as an array; a floating tensor, which may be a bfloat16, as
-    float32."""
-    if isinstance(value, torch.Tensor):
-        value = strided(value, where, expected)
-    if isinstance(value, np.ma.MaskedArray):
-        raise InputError(where, expected, "a masked array", "Fill its gaps.")
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        value = value.float()
-    try:
-        return np.asarray(value)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise InputError(where, expected, described(value)) from error
-
-
-def check_finite(value: Any, where: str) -> None:
-    """Refuse arrays and tensors of other than real numbers that any model dtype can hold.
-
-    Raises:
-        InputError: a dtype that is no real number's, NaN, an infinity, or a magnitude beyond the
-            largest float16.
-    """
-    array = as_array(value, where, "real numbers")
-    if array.dtype.kind not in "fiub":
-        raise InputError(where, "real numbers", f"dtype {array.dtype}")
-    if array.dtype.kind != "f" or not array.size:
-        return
-    most = max(array.max(), -array.min())  # without a copy of it; NaN is both
-    if not most <= LARGEST_FLOAT16:
-        got = "NaN or an infinity" if not np.isfinite(array).all() else f"{float(most):g}"
-        raise InputError(where, f"finite values of magnitude <= {LARGEST_FLOAT16:g}", got)
-
-
-def dtype_name(dtype: Any) -> Any:
-    """The name of a torch dtype; anything else as it is."""
-    return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype

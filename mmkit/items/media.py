@@ -16,23 +16,9 @@ import torch
 from ..errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, expression, expressions, plain
 from ..node import Stated, stated
-from .base import (
-    ARRAYS,
-    SCALARS,
-    Between,
-    ItemType,
-    Sizes,
-    as_array,
-    check_finite,
-    check_positive,
-    check_size,
-    described,
-    dtype_name,
-    fits,
-    is_number,
-    sizes_of,
-    strided,
-)
+from .base import ItemType
+from .size import Between, Sizes, check_positive, check_size, is_number, sizes_of
+from .values import ARRAYS, SCALARS, as_array, check_finite, described, form, strided
 
 _ORIENTATION = 0x0112  # the EXIF tag that says how a picture was held
 _ANY: Any = math.inf
@@ -103,11 +89,8 @@ class Image(_Media):
                 pixels = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
             return _pil().fromarray(pixels, "RGB")
         if self.only_pictures:
-            got = f"{dtype_name(media.dtype)} values of shape {tuple(media.shape)}"
-            remedy = "Convert it to uint8 values from 0 to 255."
-            if are_bytes:
-                remedy = "Send three channels."
-            raise InputError(where, "a PIL image or 8-bit RGB pixels", got, remedy)
+            remedy = "Send three channels of uint8 values from 0 to 255."
+            raise InputError(where, "a PIL image or 8-bit RGB pixels", form(media), remedy)
         check_finite(media, where)
         return value
 
@@ -126,7 +109,8 @@ class Video(_Media):
     Attributes:
         largest: (frames, width, height) of the video with the most tokens; a list where it is one
             of several.
-        metadata: the model needs the metadata of every video.
+        metadata: the model needs the metadata of every video. Otherwise they are left out, as by
+            vLLM's own parser.
 
     Facts: `frames`, `width`, `height`, `metadata` (a dict, or None), `index`.
     """
@@ -161,7 +145,7 @@ class Video(_Media):
         if isinstance(frames, torch.Tensor):
             frames = strided(frames, where, expected)
         check_finite(frames, where)
-        return frames if metadata is None else (frames, metadata)
+        return (frames, metadata) if self.metadata else frames
 
     def facts(self, value: Any, index: int) -> SimpleNamespace:
         frames, metadata = _video_parts(value)
@@ -208,9 +192,8 @@ class Audio(_Media):
         check_positive(bound.rate, "Audio.rate")
         if bound.most is not None:
             check_size(bound.most, "Audio.most")
-        for sizes in bound.largest:
-            if not fits(sizes, bound.bounds()):
-                raise SpecError("Audio.largest", bound.expected, f"{sizes[0]} samples")
+            if (longest := max(bound.largest)[0]) > bound.most:
+                raise SpecError("Audio.largest", bound.expected, f"{longest} samples")
         return bound
 
     def bounds(self) -> list[Between]:

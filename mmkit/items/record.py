@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Self
 from ..errors import At, InputError, SpecError
 from ..expr import Scope
 from ..node import leaves
-from .base import ItemType, described
+from .base import ItemType
+from .values import described
 
 _FACTS = ("index", "count", "rows")
 """Facts of a whole item, whose names no part can have."""
@@ -101,10 +102,8 @@ class Record(ItemType):
         if not isinstance(value, Mapping):
             remedy = "A list or tuple is several items."
             raise InputError(where, self.expected, described(value), remedy)
-        if missing := [name for name in self.parts if name not in value]:
-            raise InputError(where, self.expected, f"one without {' and '.join(missing)}")
-        if unknown := [name for name in value if name not in self.parts]:
-            raise InputError(where, self.expected, f"one with {brief(unknown[0])} as well")
+        if value.keys() != self.parts.keys():
+            raise InputError(where, self.expected, f"one of {brief(list(value))}")
         record: dict[str, Any] = {}
         for name in self.parts:
             part = self.part(name, record)

@@ -16,25 +16,9 @@ import torch
 from ..errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, expression, expressions, several
 from ..node import Stated, stated
-from .base import (
-    ARRAYS,
-    LARGEST_FLOAT16,
-    SCALARS,
-    Between,
-    ItemType,
-    Size,
-    Sizes,
-    as_array,
-    check_positive,
-    check_size,
-    described,
-    dtype_name,
-    ends,
-    fits,
-    shape_text,
-    sizes_of,
-    strided,
-)
+from .base import ItemType
+from .size import Between, Size, Sizes, check_positive, check_size, ends, fits, shape_text, sizes_of
+from .values import ARRAYS, LARGEST_FLOAT16, SCALARS, as_array, described, dtype_name, strided
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -228,9 +212,8 @@ class Tensor(ItemType):
         if self.torch_dtype.is_floating_point:
             return -self.bound, self.bound
         limits = torch.iinfo(self.torch_dtype)
-        if self.bound is None:
-            return limits.min, limits.max
-        return max(limits.min, -self.bound), self.bound
+        most = limits.max + 1 if self.bound is None else self.bound
+        return max(limits.min, -most), min(limits.max, most)
 
     def facts(self, value: torch.Tensor, index: int) -> SimpleNamespace:
         shape = tuple(value.shape)
@@ -260,10 +243,9 @@ def _as_tensor(value: object, where: str, kind: Tensor) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         tensor = strided(value, where, kind.expected)
     else:
-        is_array = isinstance(value, (np.ndarray, np.generic))
-        array = (
-            as_array(value, where, kind.expected) if is_array else _from_list(value, where, kind)
-        )
+        if not isinstance(value, (np.ndarray, np.generic)):
+            value = _from_list(value, where, kind)
+        array = as_array(value, where, kind.expected)
         try:
             # torch refuses negative strides and warns of read-only memory
             tensor = torch.from_numpy(array.copy())

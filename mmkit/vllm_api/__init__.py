@@ -20,8 +20,8 @@ except ImportError as error:
         f"{DISTRIBUTION}[gpu], which brings vllm."
     ) from error
 
-from .compat import NEWEST_TESTED, installed, newer
-from .hooks import check, unknown
+from .compat import INSTALLED, IS_NEWER, NEWEST_TESTED
+from .hooks import check
 from .info import DummyInputs as DummyInputs
 from .info import ProcessingInfo as ProcessingInfo
 from .seam import HOOKS
@@ -30,11 +30,9 @@ from .seam import Processor as Processor
 
 check(HOOKS)
 
-if newer():
-    parts = ", ".join(unknown())
-    news = f" New in it, and unknown to mmkit: {parts}." if parts else ""
+if IS_NEWER:
     warnings.warn(
-        f"mmkit was tested up to vLLM {NEWEST_TESTED}, this is {installed()}. It has all that "
-        f"mmkit overrides; check your spec with mmkit.testing.{news}",
+        f"mmkit was tested up to vLLM {NEWEST_TESTED}, this is {INSTALLED}. It has all that "
+        f"mmkit overrides; check your spec with mmkit.testing.",
         stacklevel=2,
     )

@@ -7,6 +7,7 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
+import vllm.envs
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalFieldElem, PlaceholderRange
@@ -21,22 +22,12 @@ REMEDY = f"Install vLLM 0.11.2 to {NEWEST_TESTED}, or a newer mmkit."
 _REQUIRED = object()
 
 
-def installed() -> str:
-    """vLLM and its version, as errors name it."""
-    import vllm
+INSTALLED = f"vLLM {vllm.__version__}"
+"""vLLM and its version, as errors name it."""
 
-    return f"vLLM {vllm.__version__}"
-
-
-def newer() -> bool:
-    """Whether this vLLM is newer than the newest that mmkit was tested with."""
-    import vllm
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        return Version(vllm.__version__).release > Version(NEWEST_TESTED).release
-    except InvalidVersion:  # built from source without tags
-        return False
+IS_NEWER = vllm.__version_tuple__[:3] > tuple(map(int, NEWEST_TESTED.split(".")))
+"""Whether this vLLM is newer than the newest that mmkit was tested with; not one that was built
+from source without tags."""
 
 
 def find(*places: str, default: Any = _REQUIRED) -> Any:
@@ -57,7 +48,7 @@ def find(*places: str, default: Any = _REQUIRED) -> Any:
     if default is not _REQUIRED:
         return default
     expected = " or ".join("{2} in vllm.{0}".format(*place.partition(":")) for place in places)
-    raise VllmApiError(installed(), expected, "none", REMEDY)
+    raise VllmApiError(INSTALLED, expected, "none", REMEDY)
 
 
 def _parameters(of: Any) -> list[str]:
@@ -74,9 +65,6 @@ SenderCache = find(
     "multimodal.cache:LruKeyReplicatedSenderCache",
     "multimodal.cache:MultiModalProcessorSenderCache",
 )
-TokenizeParams = find("renderers:TokenizeParams", default=object)
-"""Tokenization parameters, which look at every prompt of the offline API; from 0.17."""
-
 RENDERS = find("renderers.base:BaseRenderer._process_tokens", default=None) is not None
 """Whether vLLM has a renderer that makes the engine's input, by a processor that it has from its
 start."""
@@ -125,7 +113,5 @@ def hash_by_vllm(algorithm: str, **values: object) -> str:
 
 def hasher_algorithm(mm_config: Any) -> str:
     """The algorithm of vLLM's hashes: of the environment before 0.28, blake3 before 0.15."""
-    import vllm.envs
-
     algorithm = getattr(mm_config, "mm_hasher_algorithm", None)
     return str(algorithm or getattr(vllm.envs, "VLLM_MM_HASHER_ALGORITHM", "blake3"))

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import vllm
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
 from ..errors import SpecError, VllmApiError
-from .compat import REMEDY, ProcessorInputs, installed
+from .compat import INSTALLED, REMEDY
 
 _OURS = __name__.removesuffix("vllm_api.hooks")
 
@@ -54,7 +53,7 @@ def check(classes: Iterable[type]) -> None:
     if differences:
         (method, (expected, got)), *others = differences.items()
         more = f"Different, too: {', '.join(name for name, _ in others)}. " if others else ""
-        raise VllmApiError(f"{installed()}, {method}", expected, got, more + REMEDY)
+        raise VllmApiError(f"{INSTALLED}, {method}", expected, got, more + REMEDY)
 
 
 def _difference(ours: Callable[..., Any], theirs: Any) -> tuple[str, str] | None:
@@ -80,8 +79,6 @@ def _is_called(name: str) -> bool:
 
 
 def _texts() -> Iterator[str]:
-    import vllm
-
     root = Path(vllm.__file__).parent
     return (_text(path) for pattern in _CALLERS for path in sorted(root.glob(pattern)))
 
@@ -89,31 +86,7 @@ def _texts() -> Iterator[str]:
 _text = cache(partial(Path.read_text, encoding="utf-8"))
 
 
-# -- what mmkit does in vLLM's place ---------------------------------------------------------------
-
-REQUEST_FIELDS = {
-    "prompt",
-    "mm_data_items",
-    "mm_uuid_items",
-    "hf_processor_mm_kwargs",
-    "media_io_kwargs",
-    "tokenization_kwargs",
-    "cache",
-}
-"""What a request consists of."""
-
-
-def unknown() -> list[str]:
-    """The steps of a request through vLLM's processor, and the options of one, that mmkit does not
-    know: it takes no such step, and only hashes such an option."""
-    theirs = inspect.getsource(sys.modules[BaseMultiModalProcessor.__module__])
-    ours = _text(Path(__file__).with_name("processor.py"))
-    calls = {
-        name for name in re.findall(r"\bcache\.(\w+)\(", theirs) if f"cache.{name}" not in ours
-    }
-    names = {own.name for own in fields(ProcessorInputs)} - REQUEST_FIELDS
-    return sorted([f"cache.{name}()" for name in calls] + [f"the option {n}" for n in names])
-
+# -- hooks that nothing calls ----------------------------------------------------------------------
 
 _DEAD = {
     name
@@ -122,16 +95,7 @@ _DEAD = {
 } - {"_to_mm_items", "_get_data_parser"}
 """The hooks of vLLM's own `apply`, which nothing calls here; before 0.16 two parse a request."""
 
-_INSTEAD = {
-    "update": "layout= and update= of the modality",
-    "fields": "fields= of the modality",
-    "hf": "process= of the modality",
-    "hash": "cacheable= of the modality",
-    "cache": "cacheable= of the modality",
-    "prompt": "prompt= of the spec",
-    "": "it in the spec",
-}
-"""What replaces such a hook, by the first of these words in its name."""
+_INSTEAD = "State layout, update, fields, process or cacheable of a modality, or its spec's prompt."
 
 
 def refuse_dead(cls: type, base: type) -> None:
@@ -143,6 +107,5 @@ def refuse_dead(cls: type, base: type) -> None:
     above = cls.__mro__[: cls.__mro__.index(base)]
     own = [vars(one).keys() for one in above if not one.__module__.startswith("vllm.")]
     for name in sorted(_DEAD.intersection(chain.from_iterable(own))):
-        place = next(place for word, place in _INSTEAD.items() if word in name)
         where, got = f"{cls.__name__}.{name}", "one that only vLLM's own apply calls"
-        raise SpecError(where, "a method that mmkit calls", got, f"State {place}.")
+        raise SpecError(where, "a method that mmkit calls", got, _INSTEAD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,11 +14,11 @@ from typing_extensions import override
 from vllm.multimodal.processing import BaseProcessingInfo
 
 from ..bound.calls import LazyProcessor
-from ..errors import InputError, SpecError, of_spec
+from ..errors import SpecError, of_spec
 from ..plan import Plan
 from ..spec import Declaration
 from . import compat
-from .items import Parser, RequestItems, embeds_size, is_rendered
+from .items import Parser, RequestItems, embeds_size
 
 
 class ProcessingInfo(BaseProcessingInfo):
@@ -88,10 +88,7 @@ class ProcessingInfo(BaseProcessingInfo):
 
         @override
         def get_default_tok_params(self) -> Any:
-            params = super().get_default_tok_params()
-            if self.spec.tokenization_kwargs:
-                params = params.with_kwargs(**self.spec.tokenization_kwargs)
-            return GuardedTokenizeParams.guard(params, self.plan)
+            return super().get_default_tok_params().with_kwargs(**self.spec.tokenization_kwargs)
 
     def new_parser(self) -> Parser:
         """A parser of callers' data."""
@@ -159,42 +156,3 @@ def _sizes(options: Any, name: str) -> dict[str, int]:
     """The sizes that vLLM's `limit_mm_per_prompt` states for the dummy items of a modality."""
     stated = vars(options[name]) if options and options.get(name) is not None else {}
     return {key: size for key, size in stated.items() if key != "count" and size is not None}
-
-
-@dataclass(frozen=True)
-class GuardedTokenizeParams(compat.TokenizeParams):
-    """vLLM's tokenization parameters, which every prompt of the offline API and of mmkit's routes
-    passes, with or without items: they refuse token ids that the model lacks and placeholders
-    without data. vLLM's own routes make others: there `patches.admit` refuses."""
-
-    plan: Any = field(default=None, compare=False, repr=False)
-
-    @classmethod
-    def guard(cls, params: Any, plan: Plan) -> GuardedTokenizeParams:
-        """These parameters, guarded by a plan."""
-        theirs = fields(compat.TokenizeParams)
-        return cls(**{own.name: getattr(params, own.name) for own in theirs}, plan=plan)
-
-    @override
-    def with_kwargs(self, **tokenization_kwargs: Any) -> GuardedTokenizeParams:
-        return self.guard(super().with_kwargs(**tokenization_kwargs), self.plan)
-
-    @override
-    def apply_post_tokenization(self, tokenizer: Any, prompt: Any) -> Any:
-        spec, ids = self.plan.spec, prompt.get("prompt_token_ids")
-        if is_rendered(prompt):
-            if not compat.RENDERS:  # vLLM would render it again, without its items
-                raise InputError(f"{spec.name}.mm_kwargs", "raw items", "processed fields")
-            # it is looked at before the engine; to truncate it is the affair of the renderer, which
-            # knows its items
-            return prompt
-        # a prompt with items is checked by the processor
-        if ids is not None and not prompt.get("multi_modal_data"):
-            self.plan.check_ids(ids)
-            if spec.decoder_prompt is None:  # else this may be the decoder's
-                self.plan.check_bare(ids)
-                prompt["prompt_token_ids"] = self.plan.rewrite("prompt", ids)
-        return super().apply_post_tokenization(tokenizer, prompt)
-
-
-GUARDS = (GuardedTokenizeParams,) if hasattr(BaseProcessingInfo, "get_default_tok_params") else ()

@@ -14,7 +14,6 @@ from ..bound.intake import Embedding, Taken
 from ..bound.modality import BoundModality
 from ..bound.placeholders import rows_field
 from ..field import Field, Flat, Shared, packed
-from ..items.media import Video
 from ..placement import Placement
 from ..plan import Plan
 from .compat import ELEMENTS_ARE_NAMED, KEEPS_ON_CPU
@@ -82,9 +81,6 @@ class Parser(vllm_parse.MultiModalDataParser):
     def parsed(self, modality: BoundModality, data: Any) -> Items:
         """The items of one modality."""
         items, embeds, *_ = modality.intake.take(data, self.hidden_size)
-        item = modality.item
-        if isinstance(item, Video) and not item.metadata:  # as vLLM's own parser
-            items = [own[0] if isinstance(own, tuple) else own for own in items]
         kind = EmbedItems if embeds and items else vllm_parse.ProcessorBatchItems
         return kind(items, modality.name)
 
@@ -145,11 +141,6 @@ def kwargs_item(
 
 class Rendered(vllm_inputs.MultiModalKwargsItems):
     """The fields of a request that a processor of this copy of mmkit has made, or has checked."""
-
-
-def is_rendered(prompt: Mapping[str, Any]) -> bool:
-    """Whether a caller's prompt is a result of vLLM's renderer, with processed items."""
-    return prompt.get("type") == "multimodal" and "mm_kwargs" in prompt
 
 
 def engine_input(

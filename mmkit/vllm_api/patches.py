@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
 from hashlib import blake2b
 from importlib import import_module
@@ -24,7 +24,7 @@ from ..errors import InputError
 from ..plan import Plan
 from . import chat
 from .compat import PROMPTS_ARE_IDS, find
-from .items import Rendered, is_rendered
+from .items import Rendered
 from .processor import CommonProcessor
 
 TRUST = "trust_processed_fields"
@@ -57,10 +57,7 @@ def with_admission(theirs: Any) -> Any:
             params = args[0] if args else kwargs.get("params")
             config = getattr(getattr(self, "vllm_config", None), "additional_config", None)
             trusts = isinstance(config, Mapping) and config.get(TRUST) is True
-            try:
-                admit(processor.plan, prompt, params, trusts=trusts)
-            except InputError as error:
-                raise Refused(error) from None
+            admit(processor.plan, prompt, params, trusts=trusts)
         return theirs(self, request_id, prompt, *args, **kwargs)
 
     return process_inputs
@@ -76,8 +73,15 @@ def admit(plan: Plan, prompt: Mapping[str, Any], params: Any = None, *, trusts: 
         trusts: whether processed fields of other hosts are taken.
 
     Raises:
-        InputError: it must not.
+        Refused: it must not.
     """
+    try:
+        _check(plan, prompt, params, trusts)
+    except InputError as error:
+        raise Refused(error) from None
+
+
+def _check(plan: Plan, prompt: Mapping[str, Any], params: Any, trusts: bool) -> None:
     allowed = getattr(params, "allowed_token_ids", None)
     if allowed and plan.embed_ids.issuperset(allowed):
         where, expected = f"{plan.spec.name}.allowed_token_ids", "an id that is not a placeholder"
@@ -89,7 +93,8 @@ def admit(plan: Plan, prompt: Mapping[str, Any], params: Any = None, *, trusts: 
             plan.check_ids(ids)
             # placeholders of an encoder-decoder model stand in the encoder's prompt, apart from
             # their items
-            if part.get("type") == "token" and plan.spec.decoder_prompt is None:
+            is_bare = part.get("type") != "multimodal" and not part.get("multi_modal_data")
+            if is_bare and plan.spec.decoder_prompt is None:
                 plan.check_bare(ids)
         # an object of this class comes from a processor of this copy of mmkit
         if part.get("type") == "multimodal" and not isinstance(part.get("mm_kwargs"), Rendered):
@@ -127,9 +132,10 @@ def _is_ours(renderer: Any) -> bool:
     return isinstance(getattr(renderer, "mm_processor", None), CommonProcessor)
 
 
-def with_tenants(theirs: Any) -> Any:
-    """vLLM's step from a tokenized prompt to the engine's input, with uuids that hold within one
-    `cache_salt`, so that no tenant reaches the items of another one."""
+def with_guard(theirs: Any) -> Any:
+    """vLLM's step from a tokenized prompt to the engine's input. What no processor sees, a prompt
+    without items, is checked and rewritten here; uuids hold within one `cache_salt`, so that no
+    tenant reaches the items of another one."""
 
     async def as_it_is(prompt: Mapping[str, Any]) -> Any:
         return {**prompt}
@@ -138,11 +144,22 @@ def with_tenants(theirs: Any) -> Any:
     def process(self: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         if not _is_ours(self):
             return theirs(self, prompt, *args, **kwargs)
-        if is_rendered(prompt):  # vLLM would keep its ids alone
+        # a result of the renderer, of which vLLM would keep the ids alone
+        if prompt.get("type") == "multimodal" and "mm_kwargs" in prompt:
             return as_it_is(prompt) if inspect.iscoroutinefunction(theirs) else {**prompt}
+        if not prompt.get("multi_modal_data"):
+            prompt = {**prompt, "prompt_token_ids": _of_bare(self.mm_processor.plan, prompt)}
         return theirs(self, of_tenant(prompt), *args, **kwargs)
 
     return process
+
+
+def _of_bare(plan: Plan, prompt: Mapping[str, Any]) -> list[int]:
+    """The ids of a prompt without items."""
+    ids: list[int] = prompt["prompt_token_ids"]
+    admit(plan, {"prompt_token_ids": ids}, trusts=False)
+    # those of an encoder-decoder model may be the decoder's
+    return plan.rewrite("prompt", ids) if plan.spec.decoder_prompt is None else ids
 
 
 def of_tenant(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -171,20 +188,6 @@ def begun_once(theirs: Any) -> Any:
     return property(default_chat_tok_params)
 
 
-def keeping_uuids(theirs: Any) -> Any:
-    """vLLM's uuids of a request's items, where those of the caller stay."""
-
-    @wraps(theirs)
-    def process(self: Any, data: Any, items: Any, uuids: Any, request_id: str) -> Any:
-        made: Mapping[str, Sequence[str | None]] = theirs(self, data, items, uuids, request_id)
-        if not _is_ours(self):
-            return made
-        pairs = {name: zip(uuids.get(name) or new, new, strict=True) for name, new in made.items()}
-        return {name: [own or other for own, other in both] for name, both in pairs.items()}
-
-    return process
-
-
 # -- the table -------------------------------------------------------------------------------------
 
 
@@ -211,12 +214,11 @@ _TRACKERS = ("renderers.chat_utils.item_tracker", *chat.MODULES)
 
 PATCHES = (
     Patch(with_admission, ("v1.engine.input_processor:InputProcessor.process_inputs",)),
-    Patch(with_tenants, (f"{_RENDERER}._process_tokens",)),
-    Patch(with_tenants, (f"{_RENDERER}._process_tokens_async",)),
+    Patch(with_guard, (f"{_RENDERER}._process_tokens",)),
+    Patch(with_guard, (f"{_RENDERER}._process_tokens_async",)),
     Patch(chat.reading, _PARTS),
     Patch(chat.gathering, tuple(f"{module}:_resolve_items" for module in _TRACKERS)),
     Patch(begun_once, (f"{_RENDERER}.default_chat_tok_params",), until_ids=True),
-    Patch(keeping_uuids, (f"{_RENDERER}._process_mm_uuids",), until_ids=True),
 )
 
 

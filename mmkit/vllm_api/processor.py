@@ -242,18 +242,12 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         return self.plan.place(self.plan.rewrite("prompt", ids, counts), items)
 
     def _check_uuids(self, request: Request) -> None:
-        for name, own in request.items.data.items():
-            uuids = request.uuids.get(name) or [None] * len(own)
-            for i, (value, uuid) in enumerate(zip(own.data, uuids, strict=True)):
-                if isinstance(uuid, str) or (uuid is None and value is not None):
-                    continue
-                modality = self.plan.modalities[name]
-                where = f"{modality.where}[{i}]"
-                if uuid is None:
-                    remedy = "Send the item, or the uuid of a cached one in multi_modal_uuids."
-                    raise InputError(where, modality.item.expected, "None", remedy)
-                got = f"{type(uuid).__name__} {uuid!r}"
-                raise InputError(where, "a string in multi_modal_uuids", got)
+        for name in request.items.data:
+            for i, uuid in enumerate(request.uuids.get(name) or ()):
+                if not isinstance(uuid, str | None):
+                    where = f"{self.plan.modalities[name].where}[{i}]"
+                    got = f"{type(uuid).__name__} {uuid!r}"
+                    raise InputError(where, "a string in multi_modal_uuids", got)
 
     # -- what vLLM wants beside `apply` ------------------------------------------------------------
 

@@ -96,10 +96,12 @@ AS_TEXT = plain(
 NONE, SERIES = {"frames": [None]}, {"series": torch.ones(1, 2)}
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("frames[0]: expected a string in multi_modal_uuids, got int 5.", dict(uuids={"frames": [5]})),
-    ("frames[0]: expected a (2, 3) float32 tensor, got None. Send the item, or the uuid of a cached ", dict(data=NONE)),
-    (
-        "frames[0]: expected a (2, 3) float32 tensor, got None, and no such item in the cache. Send the item itself.",
-        dict(data=NONE, uuids={"frames": ["n"]}),
+    *(
+        (
+            "frames[0]: expected a (2, 3) float32 tensor, got None, and no such item in the cache. Send the ",
+            dict(data=NONE, uuids=uuids),
+        )
+        for uuids in (None, {"frames": ["n"]})
     ),
     # vLLM's own search in the text would find both targets at the one place
     ("frames: expected 2 placeholder(s) ", dict(spec=AS_TEXT, words="<frame> a", data={"frames": [ONES] * 2} | SERIES)),
@@ -157,15 +159,13 @@ def test_an_exception_of_a_process_names_it(cached: bool) -> None:
 
 
 def test_prompts_are_guarded_and_rewritten_with_items_and_without() -> None:
-    """By the parameters of the tokenization, and by the processor, which sees those with items."""
+    """Before vLLM's renderer takes them apart, and by the processor, which sees those with items."""
     instance = processor(plain(prompt=ending_with(tok["</s>"])))
-    parameters = instance.info.default_tok_params
-    for params in (parameters, parameters.with_kwargs(add_special_tokens=False)):
-        after = partial(params.apply_post_tokenization, None)
-        assert after({"prompt_token_ids": ids("a b")})["prompt_token_ids"] == ids("a b </s>")
-        for odd in (ids("<frame>"), ids("a <pad>"), [32], [-1], [2.0]):
-            with pytest.raises(InputError, match=r"^plain\."):
-                after({"prompt_token_ids": odd})
+    after = partial(patches.with_guard(lambda renderer, prompt: prompt), SimpleNamespace(mm_processor=instance))
+    assert after({"prompt_token_ids": ids("a b")})["prompt_token_ids"] == ids("a b </s>")
+    for odd in (ids("<frame>"), ids("a <pad>"), [32], [-1], [2.0]):
+        with pytest.raises(InputError, match=r"^plain\."):
+            after({"prompt_token_ids": odd})
     assert run(instance, "a <frame>", FRAME).ids == ids("a <pad> <pad> </s>")
     assert run(instance, "a", {"frames": []}).ids == ids("a </s>")
 

@@ -48,7 +48,8 @@ PARTS = {
         "Record(a=Tensor(shape=(between(1, cfg.n),)), b=Text(most=cfg.n))",
     ],
     "layout": [
-        "embed(tok['<image>']) * 2", "tok['<a>'] + embed(5) * cfg.n + literal(6)", "embed(5) * maximum(fields.x, 1)",
+        "embed(tok['<image>']) * 2", "literal(tok['<a>']) + embed(5) * cfg.n + literal(6)",
+        "embed(5) * maximum(fields.x, 1)",
         "literal(-cfg.a) + embed(5)", "(literal(1) + embed(cfg.b)) * (cfg.n - 1)", "select(tok.text('ab'), embed=7)",
         "each(item.n, lambda x: each(2, lambda y: embed(x)), sep=tok['<a>'], last=cfg.a)",
     ],
@@ -154,24 +155,24 @@ def test_check_finds_nothing_in_what_works():
     """What else works is bound in test_plan.py."""
     last = modality(layout=embed(199), update=replace(tok.text("ab")), limit=lambda s: s.cfg.n)
     for tokenizer in (Tokenizer(), Vocabulary(Tokenizer())):
-        ModelSpec("spec", last).check(CONFIG, tokenizer)
-    ModelSpec("spec", modality(item=Tensor(shape=(proc.n,)))).check(CONFIG, processor=SimpleNamespace(n=3))
-    ModelSpec("spec", modality(layout=embed(5) * where(cfg.n == 2, 1, cfg.missing))).check(CONFIG)
-    ModelSpec("spec", modality("a"), modality("b", fields={"a_embeds": batched()})).check(CONFIG)
+        ModelSpec("spec", last).bind(CONFIG, tokenizer)
+    ModelSpec("spec", modality(item=Tensor(shape=(proc.n,)))).bind(CONFIG, processor=SimpleNamespace(n=3))
+    ModelSpec("spec", modality(layout=embed(5) * where(cfg.n == 2, 1, cfg.missing))).bind(CONFIG)
+    ModelSpec("spec", modality("a"), modality("b", fields={"a_embeds": batched()})).bind(CONFIG)
     # the attribute of the config is no hidden field
     fields_of = {"x": batched(), "n": batched(hidden=True)}
     grid = modality(layout=embed(5) * cfg.n, positions=(1, cfg.n, 1), fields=fields_of, process=hf())
-    ModelSpec("spec", grid).check(CONFIG)
+    ModelSpec("spec", grid).bind(CONFIG)
 
 
 def test_the_vocabulary_of_the_language_model_counts():
     text = SimpleNamespace(vocab_size=6)
     config = SimpleNamespace(vocab_size=1000, get_text_config=lambda: text, n=2)
-    ModelSpec("spec", modality()).check(config)
-    ModelSpec("spec", modality()).check({"vocab_size": 6, "n": 2})
+    ModelSpec("spec", modality()).bind(config)
+    ModelSpec("spec", modality()).bind({"vocab_size": 6, "n": 2})
     text.vocab_size = 5
     with pytest.raises(mmkit.SpecError, match="vocabulary size 5"):
-        ModelSpec("spec", modality()).check(config)
+        ModelSpec("spec", modality()).bind(config)
 
 
 # -- imports ---------------------------------------------------------------------------------------------------------
