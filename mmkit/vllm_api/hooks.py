@@ -95,7 +95,16 @@ _DEAD = {
 } - {"_to_mm_items", "_get_data_parser"}
 """The hooks of vLLM's own `apply`, which nothing calls here; before 0.16 two parse a request."""
 
-_INSTEAD = "State layout, update, fields, process or cacheable of a modality, or its spec's prompt."
+_INSTEAD = {
+    "update": "layout= and update= of the modality",
+    "fields": "fields= of the modality",
+    "hf": "process= of the modality",
+    "hash": "cacheable= of the modality",
+    "cache": "cacheable= of the modality",
+    "prompt": "prompt= of the spec",
+    "": "it in the spec",
+}
+"""What replaces such a hook, by the first of these words in its name."""
 
 
 def refuse_dead(cls: type, base: type) -> None:
@@ -107,5 +116,6 @@ def refuse_dead(cls: type, base: type) -> None:
     above = cls.__mro__[: cls.__mro__.index(base)]
     own = [vars(one).keys() for one in above if not one.__module__.startswith("vllm.")]
     for name in sorted(_DEAD.intersection(chain.from_iterable(own))):
+        place = next(place for word, place in _INSTEAD.items() if word in name)
         where, got = f"{cls.__name__}.{name}", "one that only vLLM's own apply calls"
-        raise SpecError(where, "a method that mmkit calls", got, _INSTEAD)
+        raise SpecError(where, "a method that mmkit calls", got, f"State {place}.")

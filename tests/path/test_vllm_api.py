@@ -186,11 +186,22 @@ def test_what_is_replaced_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("base", [Processor, EncDecProcessor])
-@pytest.mark.parametrize("name", ["_get_prompt_updates", "_get_mm_fields_config", "_call_hf_processor"])
-def test_a_hook_that_nothing_calls_is_refused(name: str, base: type) -> None:
+@pytest.mark.parametrize(
+    ("name", "place"),
+    {
+        "_get_prompt_updates": "layout= and update= of the modality",
+        "_get_mm_fields_config": "fields= of the modality",
+        "_call_hf_processor": "process= of the modality",
+        "_get_mm_hashes": "cacheable= of the modality",
+        "_get_cache_missing_items": "cacheable= of the modality",
+        "_postprocess_prompt": "prompt= of the spec",
+        "_merge_mm_kwargs": "it in the spec",
+    }.items(),
+)
+def test_a_hook_that_nothing_calls_is_refused(name: str, place: str, base: type) -> None:
     """In a subclass of a generated class, or in a mixin of one; what mmkit itself calls is free."""
     mixin = type("Mixin", (), {name: None})
     got = f"Own.{name}: expected a method that mmkit calls, got one that only vLLM's own apply calls."
     for bases, own in [((base,), {name: None}), ((mixin, base), {})]:
-        refused(SpecError, f"{got} State layout, … prompt.", type, "Own", bases, own)
+        refused(SpecError, f"{got} State {place}.", type, "Own", bases, own)
     type("Own", (base,), {"item": None, "_placed": None, "apply": None})
