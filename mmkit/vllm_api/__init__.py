@@ -21,7 +21,7 @@ except ImportError as error:
     ) from error
 
 from .compat import INSTALLED, IS_NEWER, NEWEST_TESTED
-from .hooks import check
+from .hooks import check, unknown
 from .info import DummyInputs as DummyInputs
 from .info import ProcessingInfo as ProcessingInfo
 from .seam import HOOKS
@@ -31,8 +31,10 @@ from .seam import Processor as Processor
 check(HOOKS)
 
 if IS_NEWER:
+    parts = ", ".join(unknown())
+    news = f" New in it, and unknown to mmkit: {parts}." if parts else ""
     warnings.warn(
         f"mmkit was tested up to vLLM {NEWEST_TESTED}, this is {INSTALLED}. It has all that "
-        f"mmkit overrides; check your spec with mmkit.testing.",
+        f"mmkit overrides; check your spec with mmkit.testing.{news}",
         stacklevel=2,
     )

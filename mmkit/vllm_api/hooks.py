@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
@@ -19,7 +21,7 @@ import vllm
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
 from ..errors import SpecError, VllmApiError
-from .compat import INSTALLED, REMEDY
+from .compat import INSTALLED, REMEDY, ProcessorInputs
 
 _OURS = __name__.removesuffix("vllm_api.hooks")
 
@@ -86,7 +88,31 @@ def _texts() -> Iterator[str]:
 _text = cache(partial(Path.read_text, encoding="utf-8"))
 
 
-# -- hooks that nothing calls ----------------------------------------------------------------------
+# -- what mmkit does in vLLM's place ---------------------------------------------------------------
+
+REQUEST_FIELDS = {
+    "prompt",
+    "mm_data_items",
+    "mm_uuid_items",
+    "hf_processor_mm_kwargs",
+    "media_io_kwargs",
+    "tokenization_kwargs",
+    "cache",
+}
+"""What a request consists of."""
+
+
+def unknown() -> list[str]:
+    """The steps of a request through vLLM's processor, and the options of one, that mmkit does not
+    know: it takes no such step, and only hashes such an option."""
+    theirs = inspect.getsource(sys.modules[BaseMultiModalProcessor.__module__])
+    ours = _text(Path(__file__).with_name("processor.py"))
+    calls = {
+        name for name in re.findall(r"\bcache\.(\w+)\(", theirs) if f"cache.{name}" not in ours
+    }
+    names = {own.name for own in fields(ProcessorInputs)} - REQUEST_FIELDS
+    return sorted([f"cache.{name}()" for name in calls] + [f"the option {n}" for n in names])
+
 
 _DEAD = {
     name

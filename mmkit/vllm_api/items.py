@@ -143,6 +143,11 @@ class Rendered(vllm_inputs.MultiModalKwargsItems):
     """The fields of a request that a processor of this copy of mmkit has made, or has checked."""
 
 
+def is_rendered(prompt: Mapping[str, Any]) -> bool:
+    """Whether a caller's prompt is a result of vLLM's renderer, with processed items."""
+    return prompt.get("type") == "multimodal" and "mm_kwargs" in prompt
+
+
 def engine_input(
     ids: list[int],
     items: Mapping[str, Sequence[vllm_inputs.MultiModalKwargsItem]],

@@ -24,7 +24,7 @@ from ..errors import InputError
 from ..plan import Plan
 from . import chat
 from .compat import PROMPTS_ARE_IDS, find
-from .items import Rendered
+from .items import Rendered, is_rendered
 from .processor import CommonProcessor
 
 TRUST = "trust_processed_fields"
@@ -144,8 +144,7 @@ def with_guard(theirs: Any) -> Any:
     def process(self: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         if not _is_ours(self):
             return theirs(self, prompt, *args, **kwargs)
-        # a result of the renderer, of which vLLM would keep the ids alone
-        if prompt.get("type") == "multimodal" and "mm_kwargs" in prompt:
+        if is_rendered(prompt):  # vLLM would keep its ids alone
             return as_it_is(prompt) if inspect.iscoroutinefunction(theirs) else {**prompt}
         if not prompt.get("multi_modal_data"):
             prompt = {**prompt, "prompt_token_ids": _of_bare(self.mm_processor.plan, prompt)}

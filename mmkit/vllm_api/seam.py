@@ -27,15 +27,15 @@ from vllm.multimodal.parse import MultiModalDataItems
 from vllm.multimodal.processing import BaseMultiModalProcessor, EncDecMultiModalProcessor
 
 from . import compat, patches
+from .hooks import REQUEST_FIELDS
 from .info import DummyInputs, ProcessingInfo
 from .items import Parser
 from .processor import CommonProcessor, Request
 
 _APPLY = inspect.signature(BaseMultiModalProcessor.apply)
 
-_OF_ITEMS = {"mm_data_items", "mm_uuid_items", "hf_processor_mm_kwargs", "cache"}
-_OTHERS = {"prompt", "tokenization_kwargs", *_OF_ITEMS}
-FACTORS = tuple(own.name for own in fields(compat.ProcessorInputs) if own.name not in _OTHERS)
+_OTHERS = REQUEST_FIELDS - {"media_io_kwargs"}
+_FACTORS = tuple(own.name for own in fields(compat.ProcessorInputs) if own.name not in _OTHERS)
 """The options of a request, beside `mm_processor_kwargs`, on which the hashes of its items depend:
 also those that mmkit does not know."""
 
@@ -74,7 +74,7 @@ class Processor(CommonProcessor):
                 inputs.mm_uuid_items or {},
                 inputs.hf_processor_mm_kwargs,
                 self.cache if compat.HOLDS_CACHE else inputs.cache,
-                {name: value for name in FACTORS if (value := getattr(inputs, name))},
+                {name: value for name in _FACTORS if (value := getattr(inputs, name))},
                 getattr(inputs, "tokenization_kwargs", {}),
             )
             return self.rendered(request, timing_ctx.record if timing_ctx.enabled else nullcontext)

@@ -22,9 +22,9 @@ from mmkit.errors import SpecError, VllmApiError
 from mmkit.testing import vllm_path
 from mmkit.vllm_api import EncDecProcessor, Processor
 from mmkit.vllm_api.compat import IS_NEWER, NEWEST_TESTED
-from mmkit.vllm_api.hooks import check
+from mmkit.vllm_api.hooks import check, unknown
 from mmkit.vllm_api.patches import PATCHES, needed
-from mmkit.vllm_api.seam import FACTORS, HOOKS
+from mmkit.vllm_api.seam import HOOKS
 from tests import ROOT
 from tests.path.plain import ONES, ids, plain, processor, run
 from tests.unit.common import refused
@@ -60,7 +60,18 @@ FUTURES: dict[str, tuple[Changes, str]] = {
     ),
 }
 
-FITS = "fits"  # a newer one without changes
+TOUCH, LAST_FIELD = r"cache\.touch_sender_cache_item\(item_hash\)", r"    cache: BaseMultiModalProcessorCache.*\n"
+ADDED: dict[str, tuple[Changes, str]] = {
+    "nothing": ({}, ""),
+    "a cache call": (
+        {PROCESSOR: [(TOUCH, r"\g<0>; cache.pin_item(item_hash)")]},
+        " New in it, and unknown to mmkit: cache.pin_item().",
+    ),
+    "a request field": (
+        {"multimodal/processing/inputs.py": [(LAST_FIELD, r"\g<0>    priority: int = 0\n")]},
+        " New in it, and unknown to mmkit: the option priority.",
+    ),
+}
 
 
 def future(folder: Path, changes: Changes) -> Path:
@@ -83,7 +94,7 @@ def future(folder: Path, changes: Changes) -> Path:
 @pytest.fixture(scope="module")
 def sentences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """What `import mmkit.vllm_api` comes to with each future."""
-    changes = {FITS: {}} | {name: changes for name, (changes, _) in FUTURES.items()}
+    changes = {name: changes for name, (changes, _) in (ADDED | FUTURES).items()}
     folders = [future(tmp_path_factory.mktemp(name), some) for name, some in changes.items()]
     done = subprocess.run(
         [sys.executable, "-m", "tests.path.scripts_vllm_api", *map(str, folders)],
@@ -103,10 +114,11 @@ def test_an_incompatible_vllm_is_refused(name: str, sentences: dict[str, list[st
     assert sentences[name] == [f"VllmApiError: vLLM 0.99.0{FUTURES[name][1]} {remedy}"]
 
 
-def test_a_newer_vllm_that_fits_is_taken_with_a_warning(sentences: dict[str, list[str]]) -> None:
-    _, warning = sentences[FITS]
+@pytest.mark.parametrize("name", ADDED)
+def test_a_newer_vllm_that_fits_is_taken_with_a_warning(name: str, sentences: dict[str, list[str]]) -> None:
+    _, warning = sentences[name]
     assert warning.startswith(f"mmkit was tested up to vLLM {NEWEST_TESTED}, this is vLLM 0.99.0.")
-    assert warning.endswith("check your spec with mmkit.testing.")
+    assert warning.endswith(f"check your spec with mmkit.testing.{ADDED[name][1]}")
     assert not IS_NEWER  # this one: no warning
 
 
@@ -135,12 +147,8 @@ def test_a_vllm_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_step_of_vllms_processor_is_known() -> None:
-    """What it asks of its cache, which this mmkit does itself, and the options of a request, of which it only hashes
-    those of the loaders."""
-    calls = set(re.findall(r"\bcache\.(\w+)\(", (Path(vllm.__file__).parent / PROCESSOR).read_text()))
-    assert calls
-    assert not [name for name in calls if f"cache.{name}" not in (API / "processor.py").read_text()]
-    assert set(FACTORS) <= {"media_io_kwargs"}
+    """What it asks of its cache, and what a request consists of: this mmkit does it all itself."""
+    assert unknown() == []
 
 
 def test_nothing_of_vllm_is_overridden_without_a_mark() -> None:
