@@ -7,10 +7,9 @@ evaluates layouts once per item geometry, and caches them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -366,38 +365,22 @@ class Plan:
             if (own := taken.get(name))
         }
 
-    def spell(self, data: Mapping[str, object]) -> list[int]:
-        """The ids that a caller writes for items, modality by modality: targets where the update
-        replaces them, whole layouts where the caller writes these, nothing where mmkit inserts
-        them.
-
-        Args:
-            data: as a caller writes it into ``multi_modal_data``.
+    def shortest_prompt(self, taken: AllTaken) -> list[int]:
+        """The shortest prompt that takes some items. For each it has, modality by modality, what a
+        caller writes: a target where the update replaces it, the whole layout where the caller
+        writes this. Before them it has the prefix after which mmkit inserts others, unless `prompt`
+        of the spec writes it.
 
         Raises:
-            InputError: the items would be refused.
-            SpecError: as for `preview`.
+            SpecError: raw items of a modality whose layouts the Hugging Face processor tells, and
+                the plan was bound without one.
         """
-        return [token for _, written in self._written(self.take(data)) for token in written]
-
-    def shortest_prompt(self, taken: AllTaken) -> list[int]:
-        """The shortest prompt that takes some items: what `spell` writes for them, behind the
-        prefix after which mmkit inserts some, unless `prompt` of the spec writes it.
-
-        Errors as for `spell`.
-        """
-        known = [*self._written(taken)]
+        known = [pair for name, own in taken.items() for pair in self.modalities[name].written(own)]
         ids = [token for _, written in known for token in written]
         prefix = next((target for target, written in known if target and not written), ())
         if prefix and tuple(self.rewrite("prompt", [])[: len(prefix)]) != prefix:
             ids = [*prefix, *ids]
         return ids
-
-    def _written(self, taken: AllTaken) -> Iterator[tuple[Target, Target]]:
-        """The target of each item, and the ids that a caller writes for it."""
-        return chain.from_iterable(
-            self.modalities[name].written(own) for name, own in taken.items()
-        )
 
     def check_ids(self, prompt: Sequence[Any]) -> None:
         """Refuse token ids that the model does not have.

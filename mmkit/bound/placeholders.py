@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 
 from ..errors import InputError, MmkitError, SpecError
-from ..expr import COUNT, INDEX, Expr, Leaf, Scope, evaluate, fields, plain
+from ..expr import COUNT, INDEX, Expr, Leaf, Scope, evaluate, plain
 from ..items.base import form
 from ..layout import Layout, Placeholder, Replace, Target, whole
 from ..node import leaves
@@ -65,7 +64,7 @@ class Placeholders:
         own, grid = layout.leaves(), leaves(modality.grid)
         read = own.union(*(update.leaves() for update in modality.updates))
         # what tells one geometry from another
-        self._told_by = _telling(read | grid)
+        self._told_by = [leaf.expr for leaf in read | grid]
         self._read_by_grid = _fields_read(grid)
         self._opaque = any(leaf.root == "function" for leaf in read)  # it may read anything
         names = _fields_read(read)
@@ -219,20 +218,6 @@ class TooManyRows(InputError):
 def _fields_read(leaves: Iterable[Leaf]) -> frozenset[Any]:
     """The names of fields; None for all of them."""
     return frozenset(next(iter(one.keys), None) for one in leaves if one.root == "fields")
-
-
-def _telling(leaves: frozenset[Leaf]) -> list[Expr]:
-    """The expressions whose values tell one geometry from another: the leaves, but for a field of
-    which several elements are read, such as a grid: one look at the whole of it takes less time."""
-    elements = [leaf for leaf in leaves if leaf.root == "fields" and _is_element(*leaf.keys)]
-    counts = Counter(leaf.keys[0] for leaf in elements)
-    grids = {name for name, count in counts.items() if count > 1}
-    others = [leaf.expr for leaf in leaves if leaf not in elements or leaf.keys[0] not in grids]
-    return [*others, *(fields[name] for name in grids)]
-
-
-def _is_element(*keys: Any) -> bool:
-    return len(keys) == 2 and isinstance(keys[0], str) and isinstance(keys[1], int)
 
 
 def _geometry(part: Expr, scope: Scope) -> Any:
