@@ -311,8 +311,7 @@ class Plan:
         written += apart[position:]
         if items:
             written, _ = self.runs.joined(written, [])
-        if (declared := self._prompts["prompt"]) is None:
-            return written
+        declared = self._prompts["prompt"]
         end = declared.ids.lay(self._scope).ids if isinstance(declared, EndingWith) else []
         candidates = (written[: len(written) - len(end)], written)
         return next((own for own in candidates if self.expand(own, data) == ids), ids)
@@ -365,22 +364,36 @@ class Plan:
             if (own := taken.get(name))
         }
 
-    def shortest_prompt(self, taken: AllTaken) -> list[int]:
-        """The shortest prompt that takes some items. For each it has, modality by modality, what a
-        caller writes: a target where the update replaces it, the whole layout where the caller
-        writes this. Before them it has the prefix after which mmkit inserts others, unless `prompt`
-        of the spec writes it.
+    def spell(self, data: Mapping[str, object]) -> list[int]:
+        """The ids that a caller writes for items, modality by modality: targets where the update
+        replaces them, whole layouts where the caller writes these, nothing where mmkit inserts
+        them.
+
+        Args:
+            data: as a caller writes it into ``multi_modal_data``.
 
         Raises:
-            SpecError: raw items of a modality whose layouts the Hugging Face processor tells, and
-                the plan was bound without one.
+            InputError: the items would be refused.
+            SpecError: as for `preview`.
         """
-        known = [pair for name, own in taken.items() for pair in self.modalities[name].written(own)]
+        return [token for _, written in self._written(self.take(data)) for token in written]
+
+    def shortest_prompt(self, taken: AllTaken) -> list[int]:
+        """The shortest prompt that takes some items: what `spell` writes for them, behind the
+        prefix after which mmkit inserts some, unless `prompt` of the spec writes it.
+
+        Errors as for `spell`.
+        """
+        known = self._written(taken)
         ids = [token for _, written in known for token in written]
         prefix = next((target for target, written in known if target and not written), ())
         if prefix and tuple(self.rewrite("prompt", [])[: len(prefix)]) != prefix:
             ids = [*prefix, *ids]
         return ids
+
+    def _written(self, taken: AllTaken) -> list[tuple[Target, Target]]:
+        """The target of each item, and the ids that a caller writes for it."""
+        return [pair for name, own in taken.items() for pair in self.modalities[name].written(own)]
 
     def check_ids(self, prompt: Sequence[Any]) -> None:
         """Refuse token ids that the model does not have.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -154,7 +155,6 @@ class BoundModality:
         has_functions = any(leaf.root == "function" for leaf in spec.leaves())
         self._hides = spec.cacheable is True and has_functions
         self.adapted: dict[Any, Any] = {}
-        self._largest: dict[Any, tuple[Any, int]] = {}
 
     def at(self, part: str) -> At:
         """A context in which errors name a part of the modality."""
@@ -223,7 +223,7 @@ class BoundModality:
             placeholders = self.placeholders_of_embeddings
         may_be_larger |= taken.are_largest or placeholders.by_company
         if placeholders.varies and not may_be_larger:
-            most = self.largest()[1]
+            most = self.largest[1]
         fields = self.read(taken) if fields is None else fields
         for index, (value, own) in enumerate(zip(taken.values, fields, strict=True)):
             if (alternatives := placeholders.shared) is None:
@@ -237,7 +237,7 @@ class BoundModality:
                     placeholders.shared = alternatives
             rows = alternatives.placeholder.num_embeds
             if taken.are_largest and not placeholders.by_company:
-                self._largest.setdefault((), (value, rows))
+                vars(self).setdefault("largest", (value, rows))  # processed once
             if taken.embeds and rows != len(value.rows):
                 expected = f"{rows} embedding row(s)"
                 raise InputError(f"{self.where}[{index}]", expected, str(len(value.rows)))
@@ -279,10 +279,14 @@ class BoundModality:
         processing = self.processing
         return processing.run(taken) if self._needs_fields else processing.of_facts(taken)
 
-    def largest(self, sizes: Mapping[str, int] | None = None) -> tuple[Any, int]:
-        """The item with the most encoder rows, and the number of these rows. An item whose layout
-        is longer than the context is made smaller, unless only the Hugging Face processor knows
-        its rows.
+    @cached_property
+    def largest(self) -> tuple[Any, int]:
+        """The item with the most encoder rows, and the number of these rows."""
+        value, placeholder = self._largest_of(self.item)
+        return value, placeholder.num_embeds
+
+    def largest_item(self, sizes: Mapping[str, int] | None = None) -> Any:
+        """The item with the most encoder rows; a single candidate is not processed.
 
         Args:
             sizes: its largest sizes, under the names of vLLM's `limit_mm_per_prompt`; None for
@@ -291,33 +295,25 @@ class BoundModality:
         Raises:
             InputError: sizes that items of this type do not have.
         """
-        key = tuple((sizes or {}).items())
-        if key not in self._largest:
-            item = self.item.within(sizes, self.where) if sizes else self.item
-            value, placeholder = self._largest_of(item)
-            most = self._max_model_len
-            if most is not None and len(placeholder) > most and not self.needs_hf:
-
-                def length(step: int) -> int:
-                    return len(self._largest_of(item, step / _STEPS)[1])
-
-                # of smaller sizes in equal parts
-                fitting = bisect_right(range(1, _STEPS), most, key=length)
-                value, placeholder = self._largest_of(item, fitting / _STEPS)
-            self._largest[key] = value, placeholder.num_embeds
-        return self._largest[key]
-
-    def largest_item(self, sizes: Mapping[str, int] | None = None) -> Any:
-        """The item with the most encoder rows, as for `largest`; a single candidate is not
-        processed."""
+        item = self.item.within(sizes, self.where) if sizes else self.item
         if self.needs_hf:
-            item = self.item.within(sizes, self.where) if sizes else self.item
             return item.candidates()[0]
-        return self.largest(sizes)[0]
+        return self._largest_of(item)[0] if sizes else self.largest[0]
 
-    def _largest_of(self, item: ItemType, fraction: float = 1.0) -> tuple[Any, Placeholder]:
-        placed = [(value, self._placeholder(value)) for value in item.candidates(fraction)]
-        return max(placed, key=lambda one: one[1].num_embeds)  # the first of equals
+    def _largest_of(self, item: ItemType) -> tuple[Any, Placeholder]:
+        """The item with the most encoder rows, and its layout. One that is longer than the context
+        is made smaller, unless only the Hugging Face processor knows its rows."""
+
+        def at_most(step: int) -> tuple[Any, Placeholder]:
+            candidates = item.candidates(step / _STEPS)
+            placed = [(value, self._placeholder(value)) for value in candidates]
+            return max(placed, key=lambda one: one[1].num_embeds)  # the first of equals
+
+        largest, most = at_most(_STEPS), self._max_model_len
+        if most is None or len(largest[1]) <= most or self.needs_hf:
+            return largest
+        # of smaller sizes in equal parts
+        return at_most(bisect_right(range(1, _STEPS), most, key=lambda step: len(at_most(step)[1])))
 
     def rehearse(self) -> None:
         """Try out the largest and the smallest item, where they need no Hugging Face processor.
@@ -330,7 +326,7 @@ class BoundModality:
         small = self.item.smallest()
         if self.processing.call is None:
             self.processing.rehearse([*self.item.candidates()[:1], *small[:1]])
-        _, most = self.largest()
+        _, most = self.largest
         for least in [self._placeholder(value).num_embeds for value in small]:
             if least > most and not self.placeholders.by_company:
                 expected = "the most encoder rows for the largest item"

@@ -453,7 +453,7 @@ SOUNDS = [
 
 REQUESTS = [
     ("spec.m, limit_mm_per_prompt: expected …, got width=3. …",
-     lambda: bound(item=LENGTHS).largest(sizes={"width": 3})),
+     lambda: bound(item=LENGTHS).largest_item(sizes={"width": 3})),
     ("spec.prompt: expected a prompt …, got ValueError: 7 is not …", lambda: rewritten(lambda s: s.prompt.index(7))),
     ("spec.prompt: expected the layout …", lambda: plan_of(modality(update=replace(9))).unexpand([9], {"m": ZEROS})),
     ("spec.prompt: expected token ids, got a text. The model has no …", lambda: SPEC.bind(CONFIG).expand("text", {})),

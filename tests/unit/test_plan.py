@@ -71,7 +71,7 @@ def target_of(own, index):
 
 
 def largest(own):
-    return own.largest()[1]
+    return own.largest[1]
 
 
 def called(own):
@@ -326,7 +326,7 @@ def test_modalities_that_name_one_processor_share_a_call():
     assert calls == [(2, 2, 1), (5, 2, 1)] * 2
 
 
-def test_the_shortest_prompt():
+def test_spelling():
     plan = plan_of(
         IMAGE,
         modality("written", layout=embed(5) * fields.y.shape[0] + 6, fields={"y": batched()}),
@@ -334,19 +334,19 @@ def test_the_shortest_prompt():
         modality("called", process=hf(), update=[replace(9), already_expanded()], fields={"w": batched()}),
     )
     items = {"written": ONE, "image": [[0.0], []], "inserted": ONE, "called": [ONE, ONE]}
-    assert plan.shortest_prompt(plan.take(items)) == [5, 5, 6, 7, 7, 9, 9]
+    assert plan.spell(items) == [5, 5, 6, 7, 7, 9, 9]
     by_index = modality(layout=embed(5) * (item.index + item.count), cacheable=False)
-    plan = plan_of(by_index)
-    assert plan.shortest_prompt(plan.take({"m": [ONE, ONE]})) == [5] * 5
+    assert plan_of(by_index).spell({"m": [ONE, ONE]}) == [5] * 5
 
 
 @pytest.mark.parametrize(("prompt", "shortest"), [(None, [3, 4, 9]), (lambda s: [3, 4, *s.prompt], [9])])
 def test_the_shortest_prompt_begins_with_the_prefix_of_an_insertion(prompt, shortest):
-    """Unless the spec writes it."""
+    """Unless the spec writes it; what is spelled goes into a prompt that has begun."""
     updates = {"after": insert(after=[3, 4]), "first": insert(at="start"), "replaced": replace(9)}
     plan = plan_of(*[modality(name, update=own, fields={name[0]: batched()}) for name, own in updates.items()],
                    prompt=prompt)  # fmt: skip
     items = dict.fromkeys(plan.modalities, ONE)
+    assert plan.spell(items) == [9]
     assert plan.shortest_prompt(plan.take(items)) == shortest
 
 
@@ -356,7 +356,7 @@ def test_an_item_without_positions(config):
     assert spec == spec.model_copy() == ModelSpec("spec", spec["m"].model_copy(update={"limit": 1}))
     plan = spec.bind(config)
     items = {"m": torch.ones(1, 2, 2)}
-    assert plan.shortest_prompt(plan.take(items)) == []
+    assert plan.spell(items) == []
     for prompt in ([], [5], [3, 1, 4]):
         preview = plan.preview(prompt, items)
         assert (preview.prompt_token_ids, [at.start for at in preview.placements]) == ([0], [0])
