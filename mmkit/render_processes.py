@@ -24,9 +24,8 @@ from concurrent.futures import (
     ThreadPoolExecutor,
 )
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from itertools import chain
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -95,29 +94,25 @@ class Recipe:
                 pickled.
         """
         where = f"{self.spec.name}, render processes"
-        if (home := module_of(self.spec)) is None:
+        if module_of(self.spec) is None:
             remedy = "Assign it to a variable at the top of a module that is not the main one."
             raise SpecError(where, "a spec that another process can import", "another one", remedy)
         file = io.BytesIO()
         try:
-            _Pickler(file).dump((home[0].__name__, home[1], replace(self, spec=None)))  # type: ignore[arg-type]
+            _Pickler(file).dump(self)
         except Exception as error:
             got = f"{type(error).__name__}: {error}".rstrip(".")
             raise SpecError(where, "a config and a processor that pickle", got) from error
         return file.getvalue()
 
-    @staticmethod
-    def plan(pickled: bytes) -> Plan:
-        """The plan of a recipe from another process."""
-        module, variable, recipe = pickle.loads(pickled)
-        spec = getattr(import_module(module), variable)
-        return Plan(**{**vars(recipe), "spec": spec})
-
 
 class _Pickler(cloudpickle.Pickler):
-    """Pickles tokenizers without the thread-safe classes that vLLM derives from their own."""
+    """Pickles a spec as the variable that holds it, and tokenizers without the thread-safe classes
+    that vLLM derives from their own."""
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Declaration) and (home := module_of(value)):
+            return getattr, home
         kinds = type(value).__mro__
         if not hasattr(value, "all_special_tokens") or not _is_local(kinds[0]):
             return super().reducer_override(value)
@@ -323,7 +318,7 @@ def _prepare(recipe: bytes, where: str, folder: str) -> None:
     global _plan, _folder
     _folder = folder
     try:
-        _plan = Recipe.plan(recipe)
+        _plan = Plan(**vars(pickle.loads(recipe)))
     except Exception as error:  # of the spec, or of what its module imports
         got = f"{type(error).__name__}: {error}".rstrip(".")
         raise MmkitError(where, "one that starts", got) from error
