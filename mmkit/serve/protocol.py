@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property
@@ -489,13 +490,10 @@ def schema(model: Any) -> Any:
     document."""
     (told,), parts = msgspec.json.schema_components([model])
 
+    def resolved(part: dict[str, Any]) -> Any:
+        return whole(parts[part["$ref"].rpartition("/")[2]]) if "$ref" in part else part
+
     def whole(part: Any) -> Any:
-        if isinstance(part, list):
-            return [whole(one) for one in part]
-        if not isinstance(part, dict):
-            return part
-        if "$ref" in part:
-            return whole(parts[part["$ref"].rpartition("/")[2]])
-        return {key: whole(value) for key, value in part.items()}
+        return json.loads(msgspec.json.encode(part), object_hook=resolved)
 
     return whole(told)
