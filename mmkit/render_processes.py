@@ -340,11 +340,6 @@ def _answer(sent: _Sent, spare: list[str]) -> dict[str, list[_Sent]]:
         np.fromfile(sent.path, np.uint8, end - begin, offset=begin) for begin, end in sent.spans
     ]
     items = pickle.loads(sent.pickled, buffers=buffers)
-    try:
-        done = _plan.process(items)
-        paths = chain(spare, iter(partial(_new_file, _folder), None))
-        return {name: [*map(_dumped, own, paths)] for name, own in done.items()}
-    except MmkitError:
-        raise
-    except Exception as error:  # another class might not arrive
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    done = _plan.process(items)
+    paths = chain(spare, iter(partial(_new_file, _folder), None))
+    return {name: [*map(_dumped, own, paths)] for name, own in done.items()}
