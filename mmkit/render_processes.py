@@ -24,7 +24,6 @@ from concurrent.futures import (
     ThreadPoolExecutor,
 )
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from multiprocessing import get_context, parent_process
@@ -68,42 +67,27 @@ _SPARE = 4
 """Files of each process that are kept, to be written again."""
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """The arguments of `Plan` for another process.
+Recipe = Mapping[str, Any]
+"""The arguments of `Plan` by name, for another process: `spec`, which a variable of a module holds;
+the tokenizer without the classes that vLLM puts around it."""
 
-    Attributes:
-        spec: a spec that a variable of a module holds.
-        tokenizer: the model's tokenizer, without the classes that vLLM puts around it.
-        processor: the model's Hugging Face processor, or None.
+
+def _pickled(recipe: Recipe, where: str) -> bytes:
+    """A recipe for another process.
+
+    Raises:
+        SpecError: it could not import the spec, or the config or the processor cannot be pickled.
     """
-
-    spec: Declaration
-    config: Any
-    tokenizer: Any
-    processor: Any
-    kwargs: Mapping[str, Any]
-    max_model_len: int | None
-    dtype: torch.dtype | None
-
-    def pickled(self) -> bytes:
-        """For another process.
-
-        Raises:
-            SpecError: it could not import the spec, or the config or the processor cannot be
-                pickled.
-        """
-        where = f"{self.spec.name}, render processes"
-        if module_of(self.spec) is None:
-            remedy = "Assign it to a variable at the top of a module that is not the main one."
-            raise SpecError(where, "a spec that another process can import", "another one", remedy)
-        file = io.BytesIO()
-        try:
-            _Pickler(file).dump(self)
-        except Exception as error:
-            got = f"{type(error).__name__}: {error}".rstrip(".")
-            raise SpecError(where, "a config and a processor that pickle", got) from error
-        return file.getvalue()
+    if module_of(recipe["spec"]) is None:
+        remedy = "Assign it to a variable at the top of a module that is not the main one."
+        raise SpecError(where, "a spec that another process can import", "another one", remedy)
+    file = io.BytesIO()
+    try:
+        _Pickler(file).dump(recipe)
+    except Exception as error:
+        got = f"{type(error).__name__}: {error}".rstrip(".")
+        raise SpecError(where, "a config and a processor that pickle", got) from error
+    return file.getvalue()
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -143,7 +127,8 @@ class RenderProcesses:
     """
 
     def __init__(self, recipe: Recipe, count: int) -> None:
-        self._recipe, self._where = recipe.pickled(), f"{recipe.spec.name}, render processes"
+        self._where = f"{recipe['spec'].name}, render processes"
+        self._recipe = _pickled(recipe, self._where)
         self._all, self._free = set[_Process](), SimpleQueue[_Process]()
         # one thread a process: it takes a free one, and waits for its answer
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="mmkit render")
@@ -318,7 +303,7 @@ def _prepare(recipe: bytes, where: str, folder: str) -> None:
     global _plan, _folder
     _folder = folder
     try:
-        _plan = Plan(**vars(pickle.loads(recipe)))
+        _plan = Plan(**pickle.loads(recipe))
     except Exception as error:  # of the spec, or of what its module imports
         got = f"{type(error).__name__}: {error}".rstrip(".")
         raise MmkitError(where, "one that starts", got) from error
