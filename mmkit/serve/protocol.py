@@ -99,17 +99,13 @@ NULL = Raw(b"null")
 """The value of a field of bytes that a request leaves out."""
 
 
-def _null() -> Any:
-    return field(default_factory=lambda: NULL)
-
-
 class Prompted(Struct, kw_only=True, forbid_unknown_fields=True):
     """A prompt with items; without a prompt, the server writes the placeholders of the items."""
 
     prompt: str | list[Id] | None = None
-    items: Items = _null()
-    uuids: Uuids = _null()
-    sampling_params: Sampling = _null()
+    items: Items = field(default_factory=NULL.copy)
+    uuids: Uuids = field(default_factory=NULL.copy)
+    sampling_params: Sampling = field(default_factory=NULL.copy)
 
 
 class Generating(Prompted, kw_only=True, forbid_unknown_fields=True):
