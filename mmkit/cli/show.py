@@ -31,7 +31,7 @@ from ..expr import STATIC, evaluate
 from ..items import shape_text
 from ..layout import Fixed
 from ..model_spec import ModelSpec
-from ..node import leaves
+from ..node import leaves, source
 from ..plan import Plan, Preview
 from ..plugin import named
 from ..spec import Declaration, Modality, Output
@@ -102,15 +102,15 @@ def _declared(
     parts |= {output.name: _of_output(output, plan) for output in spec.outputs}
     for name, rows in parts.items():
         table = _table()
-        for part, source, value in rows:
+        for part, declared, value in rows:
             values = Text(brief(value, _WIDTH), colours.get(name, ""))
-            table.add_row(Text(part, "dim"), Text(brief(source, _WIDTH)), values)
+            table.add_row(Text(part, "dim"), Text(brief(declared, _WIDTH)), values)
         yield from (Text(), Text(name, f"bold {colours.get(name, '')}"), table)
 
 
 def _of_modality(modality: Modality, bound: BoundModality | None) -> Iterator[tuple[str, str, str]]:
     """The parts of a modality; those that need not be stated, only where they are."""
-    yield "item", _source(modality.item), repr(bound.item) if bound else ""
+    yield "item", source(modality.item), repr(bound.item) if bound else ""
     yield "layout", repr(modality.layout), _layout(bound) if bound else ""
     for update in modality.update:
         yield "update", repr(update), ""
@@ -118,11 +118,11 @@ def _of_modality(modality: Modality, bound: BoundModality | None) -> Iterator[tu
         own = bound.fields.get(name) if bound else None
         shape = "" if own is None or own.shape is None else shape_text(own.shape)
         yield f"field {name}", repr(declared), f"{shape} {own.dtype or ''}".strip() if own else ""
-    yield "process", _source(modality.process), ""
+    yield "process", source(modality.process), ""
     usual = {"limit": None, "embeds": False, "cacheable": True, "positions": None, "when": True}
     for name, default in usual.items():
         if (stated := getattr(modality, name)) is not default:
-            yield name, _source(stated), str(bound.limit) if bound and name == "limit" else ""
+            yield name, source(stated), str(bound.limit) if bound and name == "limit" else ""
 
 
 def _of_output(output: Output, plan: Plan | None) -> Iterator[tuple[str, str, str]]:
@@ -133,14 +133,9 @@ def _of_output(output: Output, plan: Plan | None) -> Iterator[tuple[str, str, st
         with suppress(MmkitError):  # of what `decode` reads, as weights, the folder may have none
             form = f"{shape_text(bound.shape)} {bound.dtype}"
     yield "layout", repr(output.layout), tokens
-    yield "decode", _source(output.decode), form
+    yield "decode", source(output.decode), form
     if output.encode is not None:
-        yield "encode", _source(output.encode), ""
-
-
-def _source(part: Any) -> str:
-    """A part as one would write it; a function by its name."""
-    return str(getattr(part, "__qualname__", repr(part)))
+        yield "encode", source(output.encode), ""
 
 
 def _layout(bound: BoundModality) -> str:
