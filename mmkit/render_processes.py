@@ -277,18 +277,14 @@ class _ItemPickler(pickle.Pickler):
             data = plain.reshape(-1).view(torch.uint8).numpy()
             return _tensor, (data, value.dtype, value.shape)
         if getattr(value, "mode", None) == "RGB":
-            return _image, (np.asarray(value),)
+            from PIL import Image
+
+            return Image.fromarray, (np.asarray(value),)
         return NotImplemented
 
 
 def _tensor(data: Any, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
     return torch.from_numpy(data).view(dtype).reshape(shape)
-
-
-def _image(pixels: Any) -> Any:
-    from PIL import Image
-
-    return Image.fromarray(pixels)
 
 
 _plan: Plan
