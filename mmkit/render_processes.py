@@ -157,8 +157,8 @@ class RenderProcesses:
     def close(self) -> None:
         """End them. What waits is cancelled."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for process in list(self._all):
-            process.end()
+        while self._all:
+            self._all.pop().end()
 
     def _begin(self) -> None:
         process = _Process(self._recipe, self._where)
@@ -171,9 +171,10 @@ class RenderProcesses:
             process.ready.result(START)
             return process.process(items)
         except (BrokenExecutor, TimeoutError) as error:
-            self._all.discard(process)
-            process.end()
-            self._begin()
+            if process in self._all:  # else they are closed
+                self._all.discard(process)
+                process.end()
+                self._begin()
             silent = f"one that was silent for {PATIENCE:g} s and was ended"
             got = silent if isinstance(error, TimeoutError) else "one that ended"
             remedy = "Send the request again; the server's log may tell why."
