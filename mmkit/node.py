@@ -88,9 +88,9 @@ class Node:
             value, make = getattr(self, one.name), one.default_factory
             default = one.default if make is MISSING else make()
             if default is MISSING and not one.kw_only and not self._is_named:
-                yield _source(value)
+                yield source(value)
             elif default is MISSING or (one.repr and not same(value, default)):
-                yield f"{one.name}={_source(value)}"
+                yield f"{one.name}={source(value)}"
 
     def _source(self) -> str:
         """The source where this part is an argument."""
@@ -130,7 +130,7 @@ class Part(Node):
         return kind(*[evaluate_all(part, scope) for part in parts(self)])
 
 
-def _source(value: Any) -> str:
+def source(value: Any) -> str:
     """The source of an argument; of a function, its name."""
     if isinstance(value, Node):
         return value._source()

@@ -24,9 +24,7 @@ from concurrent.futures import (
     ThreadPoolExecutor,
 )
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from itertools import chain
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -69,55 +67,36 @@ _SPARE = 4
 """Files of each process that are kept, to be written again."""
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """The arguments of `Plan` for another process.
+Recipe = Mapping[str, Any]
+"""The arguments of `Plan` by name, for another process: `spec`, which a variable of a module holds;
+the tokenizer without the classes that vLLM puts around it."""
 
-    Attributes:
-        spec: a spec that a variable of a module holds.
-        tokenizer: the model's tokenizer, without the classes that vLLM puts around it.
-        processor: the model's Hugging Face processor, or None.
+
+def _pickled(recipe: Recipe, where: str) -> bytes:
+    """A recipe for another process.
+
+    Raises:
+        SpecError: it could not import the spec, or the config or the processor cannot be pickled.
     """
-
-    spec: Declaration
-    config: Any
-    tokenizer: Any
-    processor: Any
-    kwargs: Mapping[str, Any]
-    max_model_len: int | None
-    dtype: torch.dtype | None
-
-    def pickled(self) -> bytes:
-        """For another process.
-
-        Raises:
-            SpecError: it could not import the spec, or the config or the processor cannot be
-                pickled.
-        """
-        where = f"{self.spec.name}, render processes"
-        if (home := module_of(self.spec)) is None:
-            remedy = "Assign it to a variable at the top of a module that is not the main one."
-            raise SpecError(where, "a spec that another process can import", "another one", remedy)
-        file = io.BytesIO()
-        try:
-            _Pickler(file).dump((home[0].__name__, home[1], replace(self, spec=None)))  # type: ignore[arg-type]
-        except Exception as error:
-            got = f"{type(error).__name__}: {error}".rstrip(".")
-            raise SpecError(where, "a config and a processor that pickle", got) from error
-        return file.getvalue()
-
-    @staticmethod
-    def plan(pickled: bytes) -> Plan:
-        """The plan of a recipe from another process."""
-        module, variable, recipe = pickle.loads(pickled)
-        spec = getattr(import_module(module), variable)
-        return Plan(**{**vars(recipe), "spec": spec})
+    if module_of(recipe["spec"]) is None:
+        remedy = "Assign it to a variable at the top of a module that is not the main one."
+        raise SpecError(where, "a spec that another process can import", "another one", remedy)
+    file = io.BytesIO()
+    try:
+        _Pickler(file).dump(recipe)
+    except Exception as error:
+        got = f"{type(error).__name__}: {error}".rstrip(".")
+        raise SpecError(where, "a config and a processor that pickle", got) from error
+    return file.getvalue()
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Pickles tokenizers without the thread-safe classes that vLLM derives from their own."""
+    """Pickles a spec as the variable that holds it, and tokenizers without the thread-safe classes
+    that vLLM derives from their own."""
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Declaration) and (home := module_of(value)):
+            return getattr, home
         kinds = type(value).__mro__
         if not hasattr(value, "all_special_tokens") or not _is_local(kinds[0]):
             return super().reducer_override(value)
@@ -148,7 +127,8 @@ class RenderProcesses:
     """
 
     def __init__(self, recipe: Recipe, count: int) -> None:
-        self._recipe, self._where = recipe.pickled(), f"{recipe.spec.name}, render processes"
+        self._where = f"{recipe['spec'].name}, render processes"
+        self._recipe = _pickled(recipe, self._where)
         self._all, self._free = set[_Process](), SimpleQueue[_Process]()
         # one thread a process: it takes a free one, and waits for its answer
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="mmkit render")
@@ -177,8 +157,8 @@ class RenderProcesses:
     def close(self) -> None:
         """End them. What waits is cancelled."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for process in list(self._all):
-            process.end()
+        while self._all:
+            self._all.pop().end()
 
     def _begin(self) -> None:
         process = _Process(self._recipe, self._where)
@@ -191,9 +171,10 @@ class RenderProcesses:
             process.ready.result(START)
             return process.process(items)
         except (BrokenExecutor, TimeoutError) as error:
-            self._all.discard(process)
-            process.end()
-            self._begin()
+            if process in self._all:  # else they are closed
+                self._all.discard(process)
+                process.end()
+                self._begin()
             silent = f"one that was silent for {PATIENCE:g} s and was ended"
             got = silent if isinstance(error, TimeoutError) else "one that ended"
             remedy = "Send the request again; the server's log may tell why."
@@ -297,18 +278,14 @@ class _ItemPickler(pickle.Pickler):
             data = plain.reshape(-1).view(torch.uint8).numpy()
             return _tensor, (data, value.dtype, value.shape)
         if getattr(value, "mode", None) == "RGB":
-            return _image, (np.asarray(value),)
+            from PIL import Image
+
+            return Image.fromarray, (np.asarray(value),)
         return NotImplemented
 
 
 def _tensor(data: Any, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
     return torch.from_numpy(data).view(dtype).reshape(shape)
-
-
-def _image(pixels: Any) -> Any:
-    from PIL import Image
-
-    return Image.fromarray(pixels)
 
 
 _plan: Plan
@@ -323,7 +300,7 @@ def _prepare(recipe: bytes, where: str, folder: str) -> None:
     global _plan, _folder
     _folder = folder
     try:
-        _plan = Recipe.plan(recipe)
+        _plan = Plan(**pickle.loads(recipe))
     except Exception as error:  # of the spec, or of what its module imports
         got = f"{type(error).__name__}: {error}".rstrip(".")
         raise MmkitError(where, "one that starts", got) from error
@@ -345,11 +322,6 @@ def _answer(sent: _Sent, spare: list[str]) -> dict[str, list[_Sent]]:
         np.fromfile(sent.path, np.uint8, end - begin, offset=begin) for begin, end in sent.spans
     ]
     items = pickle.loads(sent.pickled, buffers=buffers)
-    try:
-        done = _plan.process(items)
-        paths = chain(spare, iter(partial(_new_file, _folder), None))
-        return {name: [*map(_dumped, own, paths)] for name, own in done.items()}
-    except MmkitError:
-        raise
-    except Exception as error:  # another class might not arrive
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    done = _plan.process(items)
+    paths = chain(spare, iter(partial(_new_file, _folder), None))
+    return {name: [*map(_dumped, own, paths)] for name, own in done.items()}

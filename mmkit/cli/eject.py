@@ -26,7 +26,7 @@ from .common import plural, reason
 ROOT = Path(__file__).parents[1]
 MMKIT = __name__.split(".")[0]
 FOLDER = "_mmkit"
-ON_DEMAND = ("serve", "testing")
+ON_DEMAND = {"serve", "testing"}
 """The folders of mmkit that are copied for a package that imports them; cli/ never is."""
 
 _HEADER = """\
@@ -57,8 +57,7 @@ def eject(package: Annotated[str, Argument(help="Of yours, as my_package.")]) ->
     needed = {name for module in modules for name in module.needed}
     if not needed:
         raise MmkitError(package, "a package that imports mmkit", "one that does not")
-    absent = {"cli", *(name for name in ON_DEMAND if f"{MMKIT}.{name}" not in needed)}
-    copytree(ROOT, copy, ignore=ignore_patterns("__pycache__", *absent))
+    copytree(ROOT, copy, ignore=ignore_patterns("__pycache__", "cli", *(ON_DEMAND - needed)))
     init, own = copy / "__init__.py", distribution(DISTRIBUTION)
     header = _HEADER.format(version=own.version, package=package, folder=FOLDER)
     init.write_text(header + init.read_text(encoding="utf-8"), encoding="utf-8")
@@ -93,7 +92,7 @@ class _Module:
         path: its file.
         text: its source.
         rewritten: its source with the copy's names in its imports.
-        needed: dotted names in mmkit that it imports, from mmkit or from the copy before.
+        needed: the words of what it imports from mmkit, or from the copy before.
     """
 
     def __init__(self, package: str, path: Path, relative: Path) -> None:
@@ -109,8 +108,7 @@ class _Module:
             raise MmkitError(str(path), "Python source", str(error), remedy) from error
         imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
         self.rewritten = self.text
-        imports.sort(key=lambda node: (node.lineno, node.col_offset), reverse=True)
-        for node in imports:
+        for node in sorted(imports, key=lambda node: (node.lineno, node.col_offset), reverse=True):
             start = starts[node.lineno - 1] + node.col_offset
             end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
             old = self.text[start:end].decode()
@@ -123,13 +121,13 @@ class _Module:
         origin = written.replace(f"{self._package}.{FOLDER}", MMKIT, 1)
         if not _is_of_mmkit(origin):
             return ""
-        self.needed |= {origin, *(f"{origin}.{alias.name}" for alias in node.names)}
+        self.needed.update(origin.split("."), (alias.name for alias in node.names))
         return text.replace(MMKIT, self._dots + FOLDER, 1) if written == origin else ""
 
     def _import(self, node: ast.Import) -> str:
         """Statements in place of ``import mmkit.testing``, which binds the name mmkit."""
         own = [alias for alias in node.names if _is_of_mmkit(alias.name)]
-        self.needed |= {alias.name for alias in own}
+        self.needed.update(*(alias.name.split(".") for alias in own))
         others = [alias for alias in node.names if alias not in own]
         statements = [ast.unparse(ast.Import(others))] if others and own else []
         for alias in own:

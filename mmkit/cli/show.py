@@ -2,8 +2,8 @@
 
 Without a prompt, what a caller writes for the items stands for one; without both, the largest item
 of each modality is shown. No engine is started. Refused are a spec that does not fit the checkpoint
-(`SpecError`), a request that vLLM's path would refuse (`InputError`), and a folder, an item or a
-picture that cannot be read or written (`MmkitError`).
+(`SpecError`), a request that vLLM's path would refuse (`InputError`), and a folder or an item
+that cannot be read (`MmkitError`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from io import StringIO
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,20 +26,19 @@ from rich.text import Text
 from typer import Option
 
 from ..bound.modality import BoundModality
-from ..errors import InputError, MmkitError
+from ..errors import At, InputError, MmkitError
 from ..expr import STATIC, evaluate
 from ..items import shape_text
 from ..layout import Fixed
 from ..model_spec import ModelSpec
-from ..node import leaves
+from ..node import leaves, source
 from ..plan import Plan, Preview
 from ..plugin import named
 from ..spec import Declaration, Modality, Output
-from .common import FOLDER, Spec, Trust, brief, open_checkpoint, parse_items, plural, reason
+from .common import FOLDER, Spec, Trust, brief, open_checkpoint, parse_items, plural
 
 Prompt = Annotated[str | None, Option(help='A text, or token ids as "1,2,3".')]
 Items = Annotated[list[str] | None, Option(metavar="MODALITY=FORM", help="As image=640x480.")]
-Svg = Annotated[str | None, Option(metavar="FILE", help="Write a picture.")]
 
 _COLOURS = ("blue", "magenta", "green", "cyan")
 _WIDTH = 180
@@ -51,7 +50,6 @@ def show(
     config: Annotated[Path | None, FOLDER] = None,
     prompt: Prompt = None,
     item: Items = None,
-    svg: Svg = None,
     trust_remote_code: Trust = False,
 ) -> None:
     """Show a spec, its values for a checkpoint, and what becomes of a prompt. An item is zeros,
@@ -66,24 +64,7 @@ def show(
         raise MmkitError("--config", "the folder of a checkpoint", got, remedy)
     else:
         parts = [Text(declared.name, "bold"), *_declared(declared, None, _colours(declared))]
-    shown = Group(*parts)
-    if svg is None:
-        Console().print(shown)
-        return
-    picture = _picture(shown, f"mmkit show {declared.name}")
-    try:
-        Path(svg).write_text(picture, encoding="utf-8")
-    except OSError as error:
-        expected, remedy = "a file that can be written", "Choose another place."
-        raise MmkitError(f"--svg {svg}", expected, reason(error), remedy) from error
-
-
-def _picture(shown: RenderableType, title: str) -> str:
-    """The output of a terminal as a picture."""
-    console = Console(width=110, file=StringIO(), record=True, force_terminal=True)
-    console.print(shown)
-    svg = console.export_svg(title=title)
-    return re.sub(r"(?s)\s*@font-face \{.*?\}", "", svg)  # which would be fetched from elsewhere
+    Console().print(Group(*parts))
 
 
 def _bound(info: Any, prompt: str | None, forms: Iterable[str]) -> Iterator[RenderableType]:
@@ -94,13 +75,14 @@ def _bound(info: Any, prompt: str | None, forms: Iterable[str]) -> Iterator[Rend
     if not data and prompt is None:
         data = {name: [own.largest_item()] for name, own in plan.modalities.items()}
     ids = plan.shortest_prompt(plan.take(data)) if prompt is None else _encoded(plan, prompt)
-    preview = _preview(plan, ids, data)
+    with At(f"{plan.spec.name}.request", "items that the processor takes", InputError):
+        preview = plan.preview(ids, data)
     read = [f"{name} = {brief(repr(value), 80)}" for name, value in _read(plan)]
     model = next(iter(info.get_hf_config().architectures or ()), "")
     yield Text.assemble((plan.spec.name, "bold"), (f"  {model}", "dim"))
     yield from _declared(plan.spec, plan, colours)
     yield Text(f"\nwith {', '.join(read)}" if read else "", "dim")
-    yield from _request(ids, preview, colours, _texts(info.ctx.tokenizer))
+    yield from _request(ids, preview, colours, partial(_text, info.ctx.tokenizer))
     yield from _items(data, preview, colours)
 
 
@@ -120,15 +102,15 @@ def _declared(
     parts |= {output.name: _of_output(output, plan) for output in spec.outputs}
     for name, rows in parts.items():
         table = _table()
-        for part, source, value in rows:
+        for part, declared, value in rows:
             values = Text(brief(value, _WIDTH), colours.get(name, ""))
-            table.add_row(Text(part, "dim"), Text(brief(source, _WIDTH)), values)
+            table.add_row(Text(part, "dim"), Text(brief(declared, _WIDTH)), values)
         yield from (Text(), Text(name, f"bold {colours.get(name, '')}"), table)
 
 
 def _of_modality(modality: Modality, bound: BoundModality | None) -> Iterator[tuple[str, str, str]]:
     """The parts of a modality; those that need not be stated, only where they are."""
-    yield "item", _source(modality.item), repr(bound.item) if bound else ""
+    yield "item", source(modality.item), repr(bound.item) if bound else ""
     yield "layout", repr(modality.layout), _layout(bound) if bound else ""
     for update in modality.update:
         yield "update", repr(update), ""
@@ -136,11 +118,11 @@ def _of_modality(modality: Modality, bound: BoundModality | None) -> Iterator[tu
         own = bound.fields.get(name) if bound else None
         shape = "" if own is None or own.shape is None else shape_text(own.shape)
         yield f"field {name}", repr(declared), f"{shape} {own.dtype or ''}".strip() if own else ""
-    yield "process", _source(modality.process), ""
+    yield "process", source(modality.process), ""
     usual = {"limit": None, "embeds": False, "cacheable": True, "positions": None, "when": True}
     for name, default in usual.items():
         if (stated := getattr(modality, name)) is not default:
-            yield name, _source(stated), str(bound.limit) if bound and name == "limit" else ""
+            yield name, source(stated), str(bound.limit) if bound and name == "limit" else ""
 
 
 def _of_output(output: Output, plan: Plan | None) -> Iterator[tuple[str, str, str]]:
@@ -151,14 +133,9 @@ def _of_output(output: Output, plan: Plan | None) -> Iterator[tuple[str, str, st
         with suppress(MmkitError):  # of what `decode` reads, as weights, the folder may have none
             form = f"{shape_text(bound.shape)} {bound.dtype}"
     yield "layout", repr(output.layout), tokens
-    yield "decode", _source(output.decode), form
+    yield "decode", source(output.decode), form
     if output.encode is not None:
-        yield "encode", _source(output.encode), ""
-
-
-def _source(part: Any) -> str:
-    """A part as one would write it; a function by its name."""
-    return str(getattr(part, "__qualname__", repr(part)))
+        yield "encode", source(output.encode), ""
 
 
 def _layout(bound: BoundModality) -> str:
@@ -192,17 +169,6 @@ def _encoded(plan: Plan, prompt: str) -> list[int]:
     return plan.encode(prompt)
 
 
-def _preview(plan: Plan, prompt: list[int], data: Mapping[str, list[Any]]) -> Preview:
-    """The expanded prompt, and the items where they stand in it."""
-    try:
-        return plan.preview(prompt, data)
-    except MmkitError:
-        raise
-    except Exception as error:
-        where, expected = f"{plan.spec.name}.request", "items that the processor takes"
-        raise InputError(where, expected, reason(error)) from error
-
-
 def _request(
     prompt: list[int], preview: Preview, colours: Mapping[str, str], text: Callable[[int], str]
 ) -> Iterator[RenderableType]:
@@ -212,9 +178,9 @@ def _request(
     for at in preview.placements:
         expanded += folded(map(text, ids[cursor : at.start]))
         styles = f"underline {colours[at.modality]}", f"reverse {colours[at.modality]}"
-        cursor = at.start + len(at.placeholder.mask)
-        own = zip(at.placeholder.mask, ids[at.start : cursor], strict=True)
+        own = zip(at.placeholder.mask, ids[at.start : at.end], strict=True)
         expanded += folded(f"[{styles[embeds]}]{text(token)}[/]" for embeds, token in own)
+        cursor = at.end
     expanded += folded(map(text, ids[cursor:]))
     written = folded(map(text, prompt))
     for name, all_ids, words in (("prompt", prompt, written), ("becomes", ids, expanded)):
@@ -237,10 +203,10 @@ def _items(
     for at in preview.placements:
         item = describe(data[at.modality][at.index])
         label = Text(f"{at.modality}[{at.index}] · {item}", colours[at.modality])
-        stop, rows = at.start + len(at.placeholder.mask), plural(at.placeholder.num_embeds, "row")
+        rows = plural(at.placeholder.num_embeds, "row")
         own = preview.fields[at.modality][at.index].items()
         tensors = "\n".join(f"{name} {_form(value)}" for name, value in own)
-        table.add_row(label, f"prompt[{at.start}:{stop}], {rows}", Text(tensors, "dim"))
+        table.add_row(label, f"prompt[{at.start}:{at.end}], {rows}", Text(tensors, "dim"))
     yield from (Text(), table)
 
 
@@ -267,16 +233,11 @@ def _form(value: Any) -> str:
     return shape + str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
 
 
-def _texts(tokenizer: Any) -> Callable[[int], str]:
-    """A function from an id to its text, or its number where it has none that can be read."""
-
-    def text(token: int) -> str:
-        if tokenizer is None:
-            return str(token)
-        own = str(tokenizer.convert_ids_to_tokens(token)).translate(_VISIBLE)
-        return escape(brief(own, 40)) if own.isprintable() else str(token)
-
-    return text
+def _text(tokenizer: Any, token: int) -> str:
+    """The text of an id, or its number where it has none that can be read."""
+    own = "" if tokenizer is None else tokenizer.convert_ids_to_tokens(token)
+    text = str(own).translate(_VISIBLE)
+    return escape(brief(text, 40)) if text and text.isprintable() else str(token)
 
 
 _VISIBLE = str.maketrans({"\n": "⏎", "\t": "⇥", "▁": "␣", "Ġ": "␣", "Ċ": "⏎", " ": "␣"})
@@ -288,26 +249,22 @@ def _table() -> Table:
 
 # -- a long sequence in few words ------------------------------------------------------------------
 
-_RUN, _BLOCKS = re.compile(r"(?s)(.)\1+"), re.compile(r"(?s)(.{2,24}?)\1+")
-"""A word, a character here, or a block of words, at least twice. Longer blocks are searched in vain
-at a cost."""
+_RUN, _BLOCKS = re.compile(r"(?<![^ ])([^ ]+ )\1+"), re.compile(r"(?<![^ ])((?:[^ ]+ ){2,24}?)\1+")
+"""A word, or a block of words, at least twice. Longer blocks are searched in vain at a cost."""
+_JOINT = "\0"
+"""Stands for a space within a word."""
 
 
 def folded(words: Iterable[str]) -> list[str]:
     """Words in which repetitions are told: ``31 31 7 31 31 7`` as ``(31 ×2 7) ×2``."""
-    numbers: dict[str, int] = {}
-
-    def character(word: str) -> str:
-        return chr(numbers.setdefault(word, len(numbers)))
 
     def told(match: re.Match[str]) -> str:
-        known, block = [*numbers], match[1]
-        body = " ".join(known[ord(one)] for one in block)
-        body = body if len(block) == 1 else f"({body})"
-        return character(f"{body} ×{len(match[0]) // len(block)}")
+        block, count = match[1].rstrip(), len(match[0]) // len(match[1])
+        body = f"({block})" if " " in block else block
+        return f"{body} ×{count}".replace(" ", _JOINT) + " "
 
-    text, before = _RUN.sub(told, "".join(map(character, words))), ""
+    text, before = "".join(f"{word.replace(' ', _JOINT)} " for word in words), ""
+    text = _RUN.sub(told, text)
     while text != before:
         text, before = _BLOCKS.sub(told, text), text
-    known = [*numbers]
-    return [known[ord(one)] for one in text]
+    return [word.replace(_JOINT, " ") for word in text.split()]

@@ -30,19 +30,12 @@ from .wire import ITEM_URL, MEDIA, Decoder, Media, embeds_of, listed, parsed, we
 FEW = 2**14
 """Values in the JSON that vLLM reads of a request, beside those of a prompt."""
 
-_LARGE = 2**20
 _ITEMS = ("multi_modal_data", "items")
 _CHAT = "/v1/chat/completions"
 _ROUTES = ("/v1/completions", _CHAT, "/v1/embeddings", "/pooling", "/classify")
 """Routes of vLLM that would leave items out of a request without a word."""
 
-_CONSTRAINTS = ("structured_outputs", "response_format", "text", "tools")
-_Constrained: Any = msgspec.defstruct(
-    "_Constrained", [(name, Raw, Raw()) for name in (*_CONSTRAINTS, "tool_choice")]
-)
-"""The fields that say what a text must be, in whichever of vLLM's routes."""
-
-_FREE_TO_CALL = (b"", b"null", b'"auto"', b'"none"')
+_FREE_TO_CALL = (b"null", b'"auto"', b'"none"')
 """Choices of tools for which no grammar is compiled."""
 
 _Id = Annotated[int, Meta(ge=0)]
@@ -122,9 +115,9 @@ def apart(path: str, body: bytes, state: ServerState) -> tuple[bytes, list[Part]
         expected = "a prompt at /v1/mm/generate, since the server has no tokenizer"
         raise InputError("messages", expected, "messages")
     sent: list[Part] = []
-    is_object = body.lstrip()[:1] == b"{"
-    if is_object and len(body) > state.limits.constraint:
-        _check_constraints(body, state.limits)
+    in_prompts = 0
+    if body.lstrip()[:1] == b"{" and len(body) > min(FEW, state.limits.constraint):
+        in_prompts = decoded(_Long, body).checked(state.limits)
     if _holds(body, [*_ITEMS, *state.in_messages, *MEDIA]):
         request = decoded(dict[str, Raw], body)
         for name in _ITEMS:
@@ -133,10 +126,7 @@ def apart(path: str, body: bytes, state: ServerState) -> tuple[bytes, list[Part]
                 raise InputError(name, f"no items at {path}", "some", remedy)
         request["messages"], sent = _Conversation(state).read(request.get("messages", NULL))
         body = msgspec.json.encode(request) if sent else body
-    count = listed(body)
-    if is_object and (len(body) > _LARGE or count > FEW):
-        count -= decoded(_Long, body).values()
-    if count > FEW:
+    if listed(body) - in_prompts > FEW:
         raise TooLarge("body", f"at most {FEW} values in JSON beside those of a prompt", "more")
     return body, sent
 
@@ -146,34 +136,36 @@ def _holds(body: bytes, names: Sequence[str]) -> bool:
     return b"\\u" in body or any(f'"{name}"'.encode() in body for name in names)
 
 
-def _check_constraints(body: bytes, limits: Limits) -> None:
-    """Refuse what would take long to compile."""
-    fields = decoded(_Constrained, body)
-    for name in sorted(_CONSTRAINTS):
-        raw = getattr(fields, name)
-        if name == "tools" and bytes(fields.tool_choice) in _FREE_TO_CALL:
-            continue
-        if name == "text" and not begins(raw, b"{"):  # of /v1/responses it is an object
-            continue
-        if len(memoryview(raw)) > limits.constraint:
-            raise limits.too_large(name, "constraint", "bytes")
-
-
 class _Long(msgspec.Struct):
-    """The fields of a long body that may be long, by route, or that vLLM repeats in its refusals;
-    what is wrong in them is refused here, at the first mistake, of which vLLM would collect all."""
+    """The fields of a long body that may be long, by route, or that vLLM repeats in its refusals,
+    or that the engine compiles; what is wrong in them is refused here, at the first mistake, of
+    which vLLM would collect all."""
 
     prompt: str | list[str | _Id | list[_Id]] | None = None
     tokens: list[_Id] | None = None
     token_ids: list[_Id] | None = None
     model: Annotated[str, Meta(max_length=2**10)] | None = None
+    structured_outputs: Raw = NULL
+    response_format: Raw = NULL
+    text: Raw = NULL
+    tools: Raw = NULL
+    tool_choice: Raw = NULL
 
-    def values(self) -> int:
+    def checked(self, limits: Limits) -> int:
         """The number of values in prompts.
 
         Raises:
             InputError: a prompt is no list of one kind.
+            TooLarge: what would take long to compile.
         """
+        compiled = {"response_format", "structured_outputs"}
+        if begins(self.text, b"{"):  # of /v1/responses
+            compiled.add("text")
+        if bytes(self.tool_choice) not in _FREE_TO_CALL:
+            compiled.add("tools")
+        for name in sorted(compiled):
+            if len(memoryview(getattr(self, name))) > limits.constraint:
+                raise limits.too_large(name, "constraint", "bytes")
         lists = [of for of in (self.prompt, self.tokens, self.token_ids) if isinstance(of, list)]
         if any(len(set(map(type, of))) > 1 for of in lists):
             raise InputError("prompt", "a list of ids, of texts or of lists of ids", "a mixed one")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property
@@ -98,17 +99,13 @@ NULL = Raw(b"null")
 """The value of a field of bytes that a request leaves out."""
 
 
-def _null() -> Any:
-    return field(default_factory=lambda: NULL)
-
-
 class Prompted(Struct, kw_only=True, forbid_unknown_fields=True):
     """A prompt with items; without a prompt, the server writes the placeholders of the items."""
 
     prompt: str | list[Id] | None = None
-    items: Items = _null()
-    uuids: Uuids = _null()
-    sampling_params: Sampling = _null()
+    items: Items = field(default_factory=NULL.copy)
+    uuids: Uuids = field(default_factory=NULL.copy)
+    sampling_params: Sampling = field(default_factory=NULL.copy)
 
 
 class Generating(Prompted, kw_only=True, forbid_unknown_fields=True):
@@ -489,13 +486,10 @@ def schema(model: Any) -> Any:
     document."""
     (told,), parts = msgspec.json.schema_components([model])
 
+    def resolved(part: dict[str, Any]) -> Any:
+        return whole(parts[part["$ref"].rpartition("/")[2]]) if "$ref" in part else part
+
     def whole(part: Any) -> Any:
-        if isinstance(part, list):
-            return [whole(one) for one in part]
-        if not isinstance(part, dict):
-            return part
-        if "$ref" in part:
-            return whole(parts[part["$ref"].rpartition("/")[2]])
-        return {key: whole(value) for key, value in part.items()}
+        return json.loads(msgspec.json.encode(part), object_hook=resolved)
 
     return whole(told)

@@ -90,15 +90,15 @@ def recipe(processor: CommonProcessor) -> Recipe:
     hf_processor = None
     with suppress(Exception):  # many models have none
         hf_processor = info.get_hf_processor()
-    return Recipe(
-        spec=processor.plan.spec,
-        config=info.get_hf_config(),
-        tokenizer=info.ctx.tokenizer,
-        processor=hf_processor,
-        kwargs=info.merged_kwargs({}),
-        max_model_len=model_config.max_model_len,
-        dtype=model_config.dtype,
-    )
+    return {
+        "spec": processor.plan.spec,
+        "config": info.get_hf_config(),
+        "tokenizer": info.ctx.tokenizer,
+        "processor": hf_processor,
+        "kwargs": info.merged_kwargs({}),
+        "max_model_len": model_config.max_model_len,
+        "dtype": model_config.dtype,
+    }
 
 
 def with_processes(

@@ -72,7 +72,7 @@ def test_a_copy(spec: Path) -> None:
     assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
     assert refused.stderr.startswith(f"{copy}: expected no copy yet, got one. Remove it, and run the command again")
     shutil.rmtree(copy)
-    spec.write_text(SPEC + "from mmkit.testing import of_spec\n")
+    spec.write_text(SPEC + "from mmkit.testing.subject import of_spec\n")
     assert "1 module:" in CliRunner().invoke(app, ["eject", "robots"]).stdout
     assert (copy / "testing" / "subject.py").exists()
 

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from mmkit import InputError, ModelSpec, SpecError, Tensor, between, render_processes
 from mmkit.bound.intake import Taken
 from mmkit.errors import MmkitError
-from mmkit.render_processes import Recipe, RenderProcesses
+from mmkit.render_processes import RenderProcesses
 from mmkit.testing import vllm_path
 from mmkit.testing.differences import differences
 from mmkit.vllm_api import offload
@@ -69,7 +68,7 @@ def process(items, scope):
 
 
 SPEC = ModelSpec("spec", modality(item=Tensor(shape=(between(1, 9999), 2)), process=process))
-RECIPE = Recipe(SPEC, CONFIG, None, None, {}, None, None)
+RECIPE = {"spec": SPEC, "config": CONFIG}
 
 
 def items(*first):
@@ -121,4 +120,4 @@ def test_an_end_costs_one_request(processes, how, monkeypatch):
 def test_what_another_process_cannot_import_is_refused():
     local = ModelSpec("mine", *SPEC.modalities)
     sentence = "mine, render processes: expected a spec that another process can import…"
-    refused(SpecError, sentence, RenderProcesses, replace(RECIPE, spec=local), 1)
+    refused(SpecError, sentence, RenderProcesses, {"spec": local}, 1)
