@@ -2,8 +2,8 @@
 
 Without a prompt, what a caller writes for the items stands for one; without both, the largest item
 of each modality is shown. No engine is started. Refused are a spec that does not fit the checkpoint
-(`SpecError`), a request that vLLM's path would refuse (`InputError`), and a folder or an item
-that cannot be read (`MmkitError`).
+(`SpecError`), a request that vLLM's path would refuse (`InputError`), and a folder, an item or a
+picture that cannot be read or written (`MmkitError`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from io import StringIO
 from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,12 +36,15 @@ from ..node import leaves, source
 from ..plan import Plan, Preview
 from ..plugin import named
 from ..spec import Declaration, Modality, Output
-from .common import FOLDER, Spec, Trust, brief, open_checkpoint, parse_items, plural
+from .common import FOLDER, Spec, Trust, brief, open_checkpoint, parse_items, plural, reason
 
 Prompt = Annotated[str | None, Option(help='A text, or token ids as "1,2,3".')]
 Items = Annotated[list[str] | None, Option(metavar="MODALITY=FORM", help="As image=640x480.")]
+Svg = Annotated[str | None, Option(metavar="FILE", help="Write a picture.")]
 
 _COLOURS = ("blue", "magenta", "green", "cyan")
+_FONTS = re.compile(r"(?s)\s*@font-face \{.*?\}")
+"""Those of a picture of rich, which would be fetched from elsewhere."""
 _WIDTH = 180
 """Characters of a part, and of its value."""
 
@@ -50,6 +54,7 @@ def show(
     config: Annotated[Path | None, FOLDER] = None,
     prompt: Prompt = None,
     item: Items = None,
+    svg: Svg = None,
     trust_remote_code: Trust = False,
 ) -> None:
     """Show a spec, its values for a checkpoint, and what becomes of a prompt. An item is zeros,
@@ -64,7 +69,17 @@ def show(
         raise MmkitError("--config", "the folder of a checkpoint", got, remedy)
     else:
         parts = [Text(declared.name, "bold"), *_declared(declared, None, _colours(declared))]
-    Console().print(Group(*parts))
+    if svg is None:
+        Console().print(Group(*parts))
+        return
+    console = Console(width=110, file=StringIO(), record=True, force_terminal=True)
+    console.print(Group(*parts))
+    picture = _FONTS.sub("", console.export_svg(title=f"mmkit show {declared.name}"))
+    try:
+        Path(svg).write_text(picture, encoding="utf-8")
+    except OSError as error:
+        expected, remedy = "a file that can be written", "Choose another place."
+        raise MmkitError(f"--svg {svg}", expected, reason(error), remedy) from error
 
 
 def _bound(info: Any, prompt: str | None, forms: Iterable[str]) -> Iterator[RenderableType]:
