@@ -125,8 +125,8 @@ def vocab_size(config: Any, default: int | None = None) -> int:
     size = default if stated is None else stated
     if not isinstance(size, int):
         raise SpecError("config", "a vocab_size in the language model's part", repr(size))
-    if size > sys.maxunicode + 1:  # ids are sought as characters
-        raise SpecError("config", f"a vocab_size of at most {sys.maxunicode + 1}", str(size))
+    if size > sys.maxunicode:  # ids are sought as characters, of which one stands for items
+        raise SpecError("config", f"a vocab_size of at most {sys.maxunicode}", str(size))
     return size
 
 
