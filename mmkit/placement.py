@@ -168,20 +168,16 @@ def may_be_split(items: Items) -> bool:
     return any(len(text) > 1 for own in chain(*items.values()) for text in own.targets)
 
 
-def in_other_ids(items: Items, change: Callable[[Placeholder], Placeholder]) -> Items:
-    """Items with their layouts and targets in other ids."""
+def in_other_ids(items: Items, change: Callable[[Sequence[int], bytes], Placeholder]) -> Items:
+    """Items with their layouts and targets in other ids. `change` takes ids and their mask, which a
+    target lacks."""
 
     def changed(own: Alternatives) -> Alternatives:
-        targets = [tuple(change(_literal(target)).ids) for _, target in own.ways]
-        ways = [Way(way.update, target) for way, target in zip(own.ways, targets, strict=True)]
-        return Alternatives(change(own.placeholder), ways)
+        ways = [Way(update, tuple(change(target, b"").ids)) for update, target in own.ways]
+        return Alternatives(change(own.placeholder.ids, own.placeholder.mask), ways)
 
-    known = {id(own): changed(own) for own in {*chain(*items.values())}}
-    return {name: [known[id(own)] for own in of_modality] for name, of_modality in items.items()}
-
-
-def _literal(ids: Sequence[int]) -> Placeholder:
-    return Placeholder(list(ids), bytes(len(ids)))
+    known = {own: changed(own) for own in {*chain(*items.values())}}  # most items share theirs
+    return {name: [known[own] for own in of_modality] for name, of_modality in items.items()}
 
 
 def expanded_as_text(
@@ -202,7 +198,7 @@ def expanded_as_text(
     def characters(ids: Sequence[int]) -> list[int]:
         return list(map(ord, tok.decode(list(ids))))
 
-    texts = in_other_ids(items, lambda placeholder: _literal(characters(placeholder.ids)))
+    texts = in_other_ids(items, lambda ids, _: Placeholder(characters(ids), b""))
     reserved_texts = {tuple(characters(target)): name for target, name in reserved.items()}
     written, _ = place(characters(prompt), texts, where, reserved_texts, ("targets",))
     # not by `text`, which keeps what it encodes
@@ -393,15 +389,14 @@ class Runs:
         runs = ([self.tokens[1]] * n if (n := length_of(token)) else [token] for token in ids)
         return [*chain.from_iterable(runs)]
 
-    def placeholder(self, placeholder: Placeholder) -> Placeholder:
+    def placeholder(self, ids: Sequence[int], mask: bytes) -> Placeholder:
         """A layout, with one token for each character of a run."""
-        lengths = [self._lengths.get(token, 1) for token in placeholder.ids]
-        mask = chain.from_iterable(map(repeat, placeholder.mask, lengths))
-        return Placeholder(self.apart(placeholder.ids), bytes(mask))
+        lengths = [self._lengths.get(token, 1) for token in ids]
+        return Placeholder(self.apart(ids), bytes(chain.from_iterable(map(repeat, mask, lengths))))
 
     def _run(self, length: int) -> list[int]:
         """The tokens of a run."""
-        tokens = [self.tokens[length]] if length in self.tokens else self._encoded(length)
+        tokens = self._encoded(length)
         # the tokenizer may make others of a long one
         is_known = sum(self._lengths.get(token, 0) for token in tokens) == length
         return tokens if is_known else [self.tokens[1]] * length
