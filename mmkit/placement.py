@@ -237,10 +237,9 @@ class _Search:
                 name: self._span(name, index, reading, cursor, known)
                 for name, index in waiting.items()
             }
-            # the first of equals, but an anchor before the ids that begin there
-            modality = min(spans, key=lambda name: (spans[name].start, bool(spans[name])))
-            if len(spans) > 1:
-                self._check_alone(modality, spans, waiting)
+            modality, *others = spans
+            if others:
+                modality = self._first(spans, waiting)
             index, span = waiting[modality], spans[modality]
             placeholder = self.items[modality][index].placeholder
             rest.append(self.text[cursor : span.start])
@@ -281,21 +280,23 @@ class _Search:
             raise _Misfit(self._not_found, modality, index)
         return range(begin, begin + len(nearest))
 
-    def _check_alone(
-        self, modality: str, spans: Mapping[str, range], waiting: Mapping[str, int]
-    ) -> None:
-        """Refuse a layout that may be that of an item of another modality."""
+    def _first(self, spans: Mapping[str, range], waiting: Mapping[str, int]) -> str:
+        """The modality whose item is next. Refuses a layout that may be that of an item of
+        another."""
+        # the first of equals, but an anchor before the ids that begin there
+        first = min(spans, key=lambda name: (spans[name].start, bool(spans[name])))
         standing = []
         for name, span in spans.items():
             layout = self.items[name][waiting[name]].placeholder.text
-            is_here = span.start == spans[modality].start
+            is_here = span.start == spans[first].start
             if span and is_here and self.text[span.start : span.stop] == layout:
-                standing.append(f"{self.where}.{name}")
-        if len(standing) > 1 and f"{self.where}.{modality}" in standing:
+                standing.append(name)
+        if first in standing and len(standing) > 1:
+            where = ", ".join(f"{self.where}.{name}" for name in standing[:2])
             got = "placeholder ids that are those of an item of either"
             remedy = "Send the prompt before it is expanded, or no item of the other."
-            where, expected = ", ".join(standing[:2]), "a prompt that tells their items apart"
-            raise InputError(where, expected, got, remedy)
+            raise InputError(where, "a prompt that tells their items apart", got, remedy)
+        return first
 
     def _check_leftovers(self, rest: str) -> None:
         begins = {target[0] for target in self.reserved}
