@@ -7,7 +7,7 @@ stands in the prompt and leaves it as it is, so an expanded prompt is not expand
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, compress, groupby, repeat
@@ -79,17 +79,11 @@ class Alternatives:
         return frozenset([*self.targets, *map(chr, self.placeholder.embed_ids)])
 
     @cached_property
-    def begins(self) -> frozenset[int]:
-        """The ids with which leftovers begin."""
-        return frozenset(ord(text[0]) for text in self.leftovers)
-
-    @cached_property
     def sought(self) -> dict[Reading, list[str]]:
         """The texts that stand for the item, by the reading of the prompt."""
-        layout, written = self.placeholder.text, map(as_text, self.written)
-        known: list[Iterable[str]] = [[layout], written, [layout, *self.targets]]
-        texts = ([text for text in own if text] for own in known)
-        return dict(zip(READINGS, texts, strict=True))
+        layouts = [self.placeholder.text] if self.placeholder.ids else []
+        written = [as_text(ids) for ids in self.written if ids]
+        return {"layouts": layouts, "targets": written, "either": [*layouts, *self.targets]}
 
 
 Items: TypeAlias = Mapping[str, Sequence[Alternatives]]
@@ -153,6 +147,9 @@ def place(
         InputError: a target or a placeholder id is left over, also one of `reserved`.
     """
     search = _Search(prompt, as_text(prompt), items, where, reserved)
+    firsts = (own[0].placeholder.text for own in items.values() if own)
+    if not all(first in search.text for first in firsts):  # nearly always, and told at once
+        readings = readings[1:] or readings
     for reading in readings:
         try:
             return search.run(reading)
@@ -287,10 +284,10 @@ class _Search:
         first = min(spans, key=lambda name: (spans[name].start, bool(spans[name])))
         standing = []
         for name, span in spans.items():
-            layout = self.items[name][waiting[name]].placeholder.text
-            is_here = span.start == spans[first].start
-            if span and is_here and self.text[span.start : span.stop] == layout:
-                standing.append(name)
+            if span and span.start == spans[first].start:
+                layout = self.items[name][waiting[name]].placeholder.text
+                if self.text[span.start : span.stop] == layout:
+                    standing.append(name)
         if first in standing and len(standing) > 1:
             where = ", ".join(f"{self.where}.{name}" for name in standing[:2])
             got = "placeholder ids that are those of an item of either"
@@ -299,9 +296,10 @@ class _Search:
         return first
 
     def _check_leftovers(self, rest: str) -> None:
-        begins = {target[0] for target in self.reserved}
-        begins.update(*(own.begins for own in {*chain(*self.items.values())}))
-        if not any(chr(begin) in rest for begin in begins):  # each a search in C
+        """Refuse what stands for an item in the part of the prompt that no item took."""
+        begins = {text[0] for own in {*chain(*self.items.values())} for text in own.leftovers}
+        begins.update(chr(target[0]) for target in self.reserved)
+        if not any(begin in rest for begin in begins):  # each a search in C
             return
         for modality, items in self.items.items():
             if any(text in rest for own in {*items} for text in own.leftovers):
