@@ -131,8 +131,7 @@ class BoundOutput:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the arrays, taken from the array of the smallest ids."""
-        sizes: tuple[int, ...] = self._smallest.shape
-        return sizes
+        return tuple(self._smallest.shape)
 
     @property
     def dtype(self) -> str:
