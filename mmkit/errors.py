@@ -93,8 +93,6 @@ class At:
         kind: what becomes of every other exception of a function.
     """
 
-    __slots__ = ("expected", "kind", "where")
-
     def __init__(self, where: str, expected: str = "", kind: type[MmkitError] = SpecError) -> None:
         self.where, self.expected, self.kind = where, expected, kind
 

@@ -6,16 +6,16 @@ stands in the prompt and leaves it as it is, so an expanded prompt is not expand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, compress, groupby, repeat
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from .errors import InputError, SpecError
-from .layout import AlreadyExpanded, Insert, Placeholder, Replace, Target, Update, as_text
+from .layout import Insert, Placeholder, Replace, Target, Update, as_text
 from .vocabulary import Vocabulary
 
 Reading: TypeAlias = Literal["layouts", "targets", "either"]
@@ -36,18 +36,6 @@ class Way(NamedTuple):
 
     update: Update
     target: Target
-
-
-class Sought(NamedTuple):
-    """Ids that are searched in a prompt.
-
-    Attributes:
-        text: the ids as a string.
-        is_layout: whether they are an item's layout, and not its target.
-    """
-
-    text: str
-    is_layout: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,32 +68,22 @@ class Alternatives:
         return self.written[0] or tuple(self.placeholder.ids)
 
     @cached_property
-    def targets(self) -> list[Target]:
-        """The targets of which the layout takes the place."""
-        return [target for update, target in self.ways if isinstance(update, Replace)]
+    def targets(self) -> list[str]:
+        """The targets of which the layout takes the place, as texts; see `mmkit.layout.as_text`."""
+        return [as_text(target) for update, target in self.ways if isinstance(update, Replace)]
 
     @cached_property
-    def leftovers(self) -> frozenset[Target]:
-        """The ids of which none may be left over in a prompt: targets, and each placeholder id."""
-        return frozenset([*self.targets, *((token,) for token in self.placeholder.embed_ids)])
+    def leftovers(self) -> frozenset[str]:
+        """The texts of which none may be left over in a prompt: targets, and each placeholder
+        id."""
+        return frozenset([*self.targets, *map(chr, self.placeholder.embed_ids)])
 
     @cached_property
-    def begins(self) -> frozenset[int]:
-        """The ids with which leftovers begin."""
-        return frozenset(target[0] for target in self.leftovers)
-
-    @cached_property
-    def sought(self) -> dict[Reading, list[Sought]]:
-        """The ids that stand for the item, by the reading of the prompt."""
-        layout = Sought(self.placeholder.text, is_layout=True)
-        targets = [Sought(as_text(target), is_layout=False) for target in self.targets]
-        written = [
-            layout if isinstance(update, AlreadyExpanded) else Sought(as_text(ids), is_layout=False)
-            for (update, _), ids in zip(self.ways, self.written, strict=True)
-        ]
-        known: list[list[Sought]] = [[layout], written, [layout, *targets]]
-        texts = ([sought for sought in own if sought.text] for own in known)
-        return dict(zip(READINGS, texts, strict=True))
+    def sought(self) -> dict[Reading, list[str]]:
+        """The texts that stand for the item, by the reading of the prompt."""
+        layouts = [self.placeholder.text] if self.placeholder.ids else []
+        written = [as_text(ids) for ids in self.written if ids]
+        return {"layouts": layouts, "targets": written, "either": [*layouts, *self.targets]}
 
 
 Items: TypeAlias = Mapping[str, Sequence[Alternatives]]
@@ -169,7 +147,10 @@ def place(
         InputError: a target or a placeholder id is left over, also one of `reserved`.
     """
     search = _Search(prompt, as_text(prompt), items, where, reserved)
-    for reading in readings if search.may_be_expanded() else readings[1:] or readings:
+    firsts = (own[0].placeholder.text for own in items.values() if own)
+    if not all(first in search.text for first in firsts):  # nearly always, and told at once
+        readings = readings[1:] or readings
+    for reading in readings:
         try:
             return search.run(reading)
         except _Misfit as misfit:
@@ -181,28 +162,19 @@ def place(
 def may_be_split(items: Items) -> bool:
     """Whether a target has several tokens, as texts have: inside a prompt the tokenizer may split
     the text otherwise."""
-    return any(len(target) > 1 for own in _distinct(items) for target in own.targets)
+    return any(len(text) > 1 for own in chain(*items.values()) for text in own.targets)
 
 
-def _distinct(items: Items) -> Iterable[Alternatives]:
-    """The alternatives of some items, each once: most items share them."""
-    return {id(own): own for of_modality in items.values() for own in of_modality}.values()
-
-
-def in_other_ids(items: Items, change: Callable[[Placeholder], Placeholder]) -> Items:
-    """Items with their layouts and targets in other ids."""
+def in_other_ids(items: Items, change: Callable[[Sequence[int], bytes], Placeholder]) -> Items:
+    """Items with their layouts and targets in other ids. `change` takes ids and their mask, which a
+    target lacks."""
 
     def changed(own: Alternatives) -> Alternatives:
-        targets = [tuple(change(_literal(target)).ids) for _, target in own.ways]
-        ways = [Way(way.update, target) for way, target in zip(own.ways, targets, strict=True)]
-        return Alternatives(change(own.placeholder), ways)
+        ways = [Way(update, tuple(change(target, b"").ids)) for update, target in own.ways]
+        return Alternatives(change(own.placeholder.ids, own.placeholder.mask), ways)
 
-    known = {id(own): changed(own) for own in _distinct(items)}
-    return {name: [known[id(own)] for own in of_modality] for name, of_modality in items.items()}
-
-
-def _literal(ids: Sequence[int]) -> Placeholder:
-    return Placeholder(list(ids), bytes(len(ids)))
+    known = {own: changed(own) for own in {*chain(*items.values())}}  # most items share theirs
+    return {name: [known[own] for own in of_modality] for name, of_modality in items.items()}
 
 
 def expanded_as_text(
@@ -223,7 +195,7 @@ def expanded_as_text(
     def characters(ids: Sequence[int]) -> list[int]:
         return list(map(ord, tok.decode(list(ids))))
 
-    texts = in_other_ids(items, lambda placeholder: _literal(characters(placeholder.ids)))
+    texts = in_other_ids(items, lambda ids, _: Placeholder(characters(ids), b""))
     reserved_texts = {tuple(characters(target)): name for target, name in reserved.items()}
     written, _ = place(characters(prompt), texts, where, reserved_texts, ("targets",))
     # not by `text`, which keeps what it encodes
@@ -235,22 +207,8 @@ class _Misfit(Exception):
     arguments."""
 
 
-class _Match(NamedTuple):
-    """The ids of a prompt that stand for an item: a target, an anchor, or the layout itself.
-
-    Attributes:
-        begin: offset of the first id.
-        end: offset after the last id.
-        stands: whether they are the layout itself.
-        modality: that of the item.
-        number: the item's position among those of its modality.
-    """
-
-    begin: int
-    end: int
-    stands: bool
-    modality: str
-    number: int
+_TAKEN = chr(sys.maxunicode)
+"""What stands for an item in the rest of a prompt: the one character that is no id."""
 
 
 @dataclass
@@ -263,104 +221,92 @@ class _Search:
     where: str
     reserved: Mapping[Target, str]
 
-    def may_be_expanded(self) -> bool:
-        """Whether the prompt holds a layout of the first item of each modality."""
-        firsts = [items[0] for items in self.items.values() if items]
-        return all(first.placeholder.text in self.text for first in firsts)
-
     def run(self, reading: Reading) -> Placed:
-        """The items placed, under one reading of the prompt."""
-        rest: list[str] = []
+        """The items placed from left to right, under one reading of the prompt."""
         ids: list[int] = []
         placements: list[Placement] = []
-        position = 0
-        for begin, end, _, modality, index in self._matches(reading):
-            if begin < position:  # an anchor inside a target that another layout replaces
-                raise _Misfit(self._not_found, modality, index)
-            rest.append(self.text[position:begin])
-            ids += self.prompt[position:begin]
-            placeholder = self.items[modality][index].placeholder
-            placements.append(Placement(modality, index, len(ids), placeholder))
-            ids += placeholder.ids
-            position = end
-        rest.append(self.text[position:])
-        ids += self.prompt[position:]
-        self._check_leftovers(rest)
-        return ids, placements
-
-    def _matches(self, reading: Reading) -> list[_Match]:
-        """The matches of all items, from left to right."""
-        if reading != "targets":
-            return [*self._searched({name: 0 for name, own in self.items.items() if own}, reading)]
-        anchored: list[_Match] = []
-        waiting: dict[str, int] = {}
-        for modality, items in self.items.items():
-            for index, alternatives in enumerate(items):
-                for update, target in alternatives.ways:
-                    if (at := update.anchor(self.prompt, target)) is not None:
-                        anchored.append(_Match(at, at, False, modality, index))
-                        break
-                else:
-                    waiting[modality] = index
-                    break
-        searched = [*self._searched(waiting, reading)]
-        return sorted(anchored + searched, key=_begin) if anchored else searched
-
-    def _searched(self, waiting: dict[str, int], reading: Reading) -> Iterator[_Match]:
-        """The matches of the items of some modalities, from left to right. `waiting` has the index
-        of the next item of each."""
+        rest: list[str] = []
         cursor = 0
         known: dict[str, int] = {}
+        waiting = {name: 0 for name, own in self.items.items() if own}
         while waiting:
-            nearest = [self._nearest(*item, reading, cursor, known) for item in waiting.items()]
-            match = min(nearest, key=_begin)  # the first of equals
-            if match.stands and len(nearest) > 1:
-                self._check_alone([one for one in nearest if one.begin == match.begin])
-            yield match
-            cursor, modality = match.end, match.modality
+            spans = {
+                name: self._span(name, index, reading, cursor, known)
+                for name, index in waiting.items()
+            }
+            modality, *others = spans
+            if others:
+                modality = self._first(spans, waiting)
+            index, span = waiting[modality], spans[modality]
+            placeholder = self.items[modality][index].placeholder
+            rest.append(self.text[cursor : span.start])
+            ids += self.prompt[cursor : span.start]
+            placements.append(Placement(modality, index, len(ids), placeholder))
+            ids += placeholder.ids
+            cursor = span.stop
             waiting[modality] += 1
             if waiting[modality] == len(self.items[modality]):
                 del waiting[modality]
+        rest.append(self.text[cursor:])
+        ids += self.prompt[cursor:]
+        self._check_leftovers(_TAKEN.join(rest))
+        return ids, placements
 
-    def _nearest(
+    def _span(
         self, modality: str, index: int, reading: Reading, cursor: int, known: dict[str, int]
-    ) -> _Match:
-        """The first match of an item at or after the cursor; of equals, the preferred one. `known`
-        has where ids that are sought stand next; after the prompt for none."""
-        nearest, begin = None, len(self.text)
-        for sought in self.items[modality][index].sought[reading]:
-            place = known.get(sought.text, -1)
+    ) -> range:
+        """The positions that stand for an item, the first at or after the cursor: those of a
+        target, or of the layout itself, or none at an anchor. Of equals, the preferred ones.
+        `known` has where the texts that were sought stand next; after the prompt for none."""
+        own = self.items[modality][index]
+        if reading == "targets":
+            for update, target in own.ways:
+                if (at := update.anchor(self.prompt, target)) is not None:
+                    if at < cursor:  # inside a target that another layout replaces
+                        raise _Misfit(self._not_found, modality, index)
+                    return range(at, at)
+        nearest, begin = "", len(self.text)
+        for text in own.sought[reading]:
+            place = known.get(text, -1)
             if place < cursor:
-                place = self.text.find(sought.text, cursor)
-                known[sought.text] = place = len(self.text) if place < 0 else place
+                place = self.text.find(text, cursor)
+                known[text] = place = len(self.text) if place < 0 else place
             if place < begin:
-                nearest, begin = sought, place
-        if nearest is None:
+                nearest, begin = text, place
+        if not nearest:
             raise _Misfit(self._not_found, modality, index)
-        end = begin + len(nearest.text)
-        return _Match(begin, end, nearest.is_layout, modality, index)
+        return range(begin, begin + len(nearest))
 
-    def _check_alone(self, here: Sequence[_Match]) -> None:
-        """Refuse a layout that may be that of an item of another modality."""
-        standing = [f"{self.where}.{one.modality}" for one in here if one.stands]
-        if len(standing) > 1:
+    def _first(self, spans: Mapping[str, range], waiting: Mapping[str, int]) -> str:
+        """The modality whose item is next. Refuses a layout that may be that of an item of
+        another."""
+        # the first of equals, but an anchor before the ids that begin there
+        first = min(spans, key=lambda name: (spans[name].start, bool(spans[name])))
+        standing = []
+        for name, span in spans.items():
+            if span and span.start == spans[first].start:
+                layout = self.items[name][waiting[name]].placeholder.text
+                if self.text[span.start : span.stop] == layout:
+                    standing.append(name)
+        if first in standing and len(standing) > 1:
+            where = ", ".join(f"{self.where}.{name}" for name in standing[:2])
             got = "placeholder ids that are those of an item of either"
             remedy = "Send the prompt before it is expanded, or no item of the other."
-            where, expected = ", ".join(standing[:2]), "a prompt that tells their items apart"
-            raise InputError(where, expected, got, remedy)
+            raise InputError(where, "a prompt that tells their items apart", got, remedy)
+        return first
 
-    def _check_leftovers(self, rest: list[str]) -> None:
-        begins = {target[0] for target in self.reserved}
-        begins.update(*(own.begins for own in _distinct(self.items)))
-        remaining = "".join(rest)
-        if not any(chr(begin) in remaining for begin in begins):  # each a search in C
+    def _check_leftovers(self, rest: str) -> None:
+        """Refuse what stands for an item in the part of the prompt that no item took."""
+        begins = {text[0] for own in {*chain(*self.items.values())} for text in own.leftovers}
+        begins.update(chr(target[0]) for target in self.reserved)
+        if not any(begin in rest for begin in begins):  # each a search in C
             return
         for modality, items in self.items.items():
-            leftovers = (own.leftovers for own in _distinct({modality: items}))
-            if any(_left_over(own, rest) for own in leftovers):
+            if any(text in rest for own in {*items} for text in own.leftovers):
                 raise _Misfit(self._wrong_count, modality, InputError)
-        if target := _left_over(self.reserved, rest):
-            raise _Misfit(self._without_item, target)
+        for target in self.reserved:
+            if as_text(target) in rest:
+                raise _Misfit(self._without_item, target)
 
     def _without_item(self, target: Target) -> InputError:
         got = f"the placeholder {_brief(target)} without its item"
@@ -396,15 +342,6 @@ class _Search:
         got = f"{count}" + (f", and {stray} placeholder id(s) beside" if stray else "")
         remedy = "Write one placeholder per item, and nothing else with its id."
         return error(where, expected, got, remedy)
-
-
-_begin = attrgetter("begin")
-
-
-def _left_over(targets: Iterable[Target], rest: Sequence[str]) -> Target | None:
-    """The first of some targets that are left over in a prompt."""
-    texts = ((target, as_text(target)) for target in targets)
-    return next((target for target, text in texts if any(text in part for part in rest)), None)
 
 
 def _brief(ids: Sequence[Any]) -> str:
@@ -451,15 +388,14 @@ class Runs:
         runs = ([self.tokens[1]] * n if (n := length_of(token)) else [token] for token in ids)
         return [*chain.from_iterable(runs)]
 
-    def placeholder(self, placeholder: Placeholder) -> Placeholder:
+    def placeholder(self, ids: Sequence[int], mask: bytes) -> Placeholder:
         """A layout, with one token for each character of a run."""
-        lengths = [self._lengths.get(token, 1) for token in placeholder.ids]
-        mask = chain.from_iterable(map(repeat, placeholder.mask, lengths))
-        return Placeholder(self.apart(placeholder.ids), bytes(mask))
+        lengths = [self._lengths.get(token, 1) for token in ids]
+        return Placeholder(self.apart(ids), bytes(chain.from_iterable(map(repeat, mask, lengths))))
 
     def _run(self, length: int) -> list[int]:
         """The tokens of a run."""
-        tokens = [self.tokens[length]] if length in self.tokens else self._encoded(length)
+        tokens = self._encoded(length)
         # the tokenizer may make others of a long one
         is_known = sum(self._lengths.get(token, 0) for token in tokens) == length
         return tokens if is_known else [self.tokens[1]] * length

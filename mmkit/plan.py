@@ -84,7 +84,7 @@ class Plan:
     ) -> None:
         self.spec, self._dtype, self._is_raw = spec, dtype, spec.is_raw
         # a model of raw input may have no ids; any id will do for its prompt
-        self.vocab_size = vocab_size(config, sys.maxunicode + 1 if self._is_raw else None)
+        self.vocab_size = vocab_size(config, sys.maxunicode if self._is_raw else None)
         # the items of an encoder-decoder model do not count towards the decoder's context
         self._max_model_len = max_model_len if spec.decoder_prompt is None else None
         self.hidden_size = hidden_size(config)

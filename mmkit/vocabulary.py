@@ -6,7 +6,7 @@ import difflib
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from .errors import SpecError
@@ -27,9 +27,7 @@ class Vocabulary:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self._known: dict[str, Sequence[int]] = {}
-        self._encode = lru_cache(maxsize=1024)(
-            lambda text: self._known.get(text) or tokenizer.encode(text, add_special_tokens=False)
-        )
+        self._encode = lru_cache(maxsize=1024)(partial(tokenizer.encode, add_special_tokens=False))
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -73,11 +71,10 @@ class Vocabulary:
         if text in self._ids:
             return self._ids[text]
         near = difflib.get_close_matches(text, self._ids, n=3)
-        hint = f" Near: {', '.join(map(repr, near))}." if near else ""
-        raise SpecError(
-            f"tok[{text!r}]: expected a token of the vocabulary, got a text that is none.{hint} "
-            f"Use tok.text({text!r}) for a text that the tokenizer splits."
-        )
+        hint = f"Near: {', '.join(map(repr, near))}. " if near else ""
+        remedy = f"{hint}Use tok.text({text!r}) for a text that the tokenizer splits."
+        expected, got = "a token of the vocabulary", "a text that is none"
+        raise SpecError(f"tok[{text!r}]", expected, got, remedy)
 
     def has(self, token: str, *values: Any) -> bool:
         """Whether the vocabulary has this token."""
@@ -86,7 +83,7 @@ class Vocabulary:
     def text(self, text: str, *values: Any) -> list[int]:
         """The ids of a text, encoded without special tokens."""
         text = filled(text, *values)
-        return list(self._encode(text))
+        return list(self._known.get(text) or self._encode(text))
 
     def learn(self, texts: Sequence[str]) -> None:
         """Encode several texts in one call of a tokenizer that takes them, for `text`."""
@@ -108,8 +105,7 @@ def filled(text: str, *values: Any) -> str:
 
 def of_text_config(config: Any, *names: str) -> list[Any]:
     """Attributes of the language model's part of a Hugging Face config, each or None."""
-    own = getattr(config, "get_text_config", None)
-    text = config if own is None else own()
+    text = getattr(config, "get_text_config", lambda: config)()
     if isinstance(text, Mapping):
         return [text.get(name) for name in names]
     return [getattr(text, name, None) for name in names]
@@ -125,8 +121,8 @@ def vocab_size(config: Any, default: int | None = None) -> int:
     size = default if stated is None else stated
     if not isinstance(size, int):
         raise SpecError("config", "a vocab_size in the language model's part", repr(size))
-    if size > sys.maxunicode + 1:  # ids are sought as characters
-        raise SpecError("config", f"a vocab_size of at most {sys.maxunicode + 1}", str(size))
+    if size > sys.maxunicode:  # ids are sought as characters, of which one stands for items
+        raise SpecError("config", f"a vocab_size of at most {sys.maxunicode}", str(size))
     return size
 
 

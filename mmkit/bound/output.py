@@ -75,21 +75,6 @@ class BoundOutput:
             InputError: another number of ids, or one that may not stand at its position.
             SpecError: the function of the spec fails.
         """
-        checked = self.check(ids)
-        chosen = np.array(checked, np.int64)[self._chosen]
-        with At(f"{self.where}, decode", "an array for ids that may stand there"):
-            decoded = self.spec.decode(chosen, self._scope)
-        if not isinstance(decoded, np.ndarray) or decoded.dtype.name not in DTYPES:
-            expected = f"a numpy array of {', '.join(DTYPES)}"
-            raise SpecError(f"{self.where}, decode", expected, form(decoded))
-        return decoded
-
-    def check(self, ids: Any) -> list[int]:
-        """The ids as a list.
-
-        Raises:
-            InputError: as for `decode`.
-        """
         values = ids.tolist() if hasattr(ids, "tolist") else ids
         if not isinstance(values, Sequence) or isinstance(values, str | bytes):
             raise InputError(self.where, "a sequence of token ids", f"a {type(ids).__name__}")
@@ -99,7 +84,13 @@ class BoundOutput:
         if wrong := self._misplaced(values):
             remedy = "Check where the output begins, and that sampling was confined to it."
             raise InputError(f"{self.where}[{wrong[0]}]", *wrong[1:], remedy)
-        return list(values)
+        chosen = np.array(values, np.int64)[self._chosen]
+        with At(f"{self.where}, decode", "an array for ids that may stand there"):
+            decoded = self.spec.decode(chosen, self._scope)
+        if not isinstance(decoded, np.ndarray) or decoded.dtype.name not in DTYPES:
+            expected = f"a numpy array of {', '.join(DTYPES)}"
+            raise SpecError(f"{self.where}, decode", expected, form(decoded))
+        return decoded
 
     def _misplaced(self, ids: Sequence[int]) -> tuple[int, str, str] | None:
         """The first position with an id that may not stand there, and what is expected and got."""
@@ -140,8 +131,7 @@ class BoundOutput:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the arrays, taken from the array of the smallest ids."""
-        sizes: tuple[int, ...] = self._smallest.shape
-        return sizes
+        return tuple(self._smallest.shape)
 
     @property
     def dtype(self) -> str:

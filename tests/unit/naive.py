@@ -133,7 +133,7 @@ def _match(rest: list[int], ways: list[Way], reading: str) -> tuple[int, int, bo
         if (reading != "targets" or kind == "in_place") and rest[: len(layout)] == layout:
             return number, len(layout), True
         if reading != "layouts" and kind == "replace" and rest[: len(target)] == target:
-            return number, len(target), False
+            return number, len(target), target == layout
     return None
 
 

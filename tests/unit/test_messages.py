@@ -229,7 +229,7 @@ SPECS = [
     ("cfg has no value here: the spec is not bound to a config.", lambda: evaluate(cfg.a, Scope())),
     ("cfg.n + cfg.text has no value: unsupported …, with 2, 'x'.", lambda: evaluate(cfg.n + cfg.text, Scope(CONFIG))),
     ("config: expected a vocab_size in …, got None.", lambda: SPEC.bind(None), lambda: SPEC.bind(NO_VOCABULARY)),
-    ("config: expected a vocab_size of at most 1114112, got 2000000.", lambda: SPEC.bind(MILLIONS)),
+    ("config: expected a vocab_size of at most 1114111, got 2000000.", lambda: SPEC.bind(MILLIONS)),
     ("spec.m, layout: tok['<image>'] has no value: … without a …. Use …",
      lambda: without_tokenizer(embed(tok["<image>"]))),
     ("spec.prompt: expected literal ids, since …, got embed().", lambda: rewritten(ending_with(embed(5)))),
