@@ -93,6 +93,9 @@ COUNTS_EMBEDS = hasattr(PlaceholderRange, "embeds_cumsum")
 KEEPS_ON_CPU = "keep_on_cpu" in _parameters(MultiModalFieldConfig.batched)
 """Whether a field says itself that it stays on the CPU; before 0.13 the model class does."""
 
+FILES_TELL_DECODING = hasattr(find("multimodal.media:MediaWithBytes", default=None), "io_config")
+"""Whether a file that vLLM loaded tells how it was converted; of others mmkit hashes the pixels."""
+
 ELEMENTS_ARE_NAMED = "key" in _parameters(MultiModalFieldElem)
 """Whether a part of a field names its modality and itself, as in 0.11."""
 

@@ -21,7 +21,7 @@ from PIL import _imaging
 from PIL.Image import Image
 
 from ..bound.memo import Memo, options_key
-from .compat import hash_by_vllm
+from .compat import FILES_TELL_DECODING, hash_by_vllm
 
 _COMMON = 64
 """Modalities and options whose part of hashes is kept."""
@@ -63,8 +63,8 @@ class Hashes:
         key = modality, options_key(options) if options else None
         common = self._common.get(key, lambda: self._by_vllm(**{modality: ""}, options=options))
         kind = f"{common} {type(items).__name__}"
-        # the bytes of a file, where there are some
-        value_of = getattr(items, "get_item_for_hash", items.get)
+        # the bytes of a file, where it tells how they were converted
+        value_of = items.get_item_for_hash if FILES_TELL_DECODING else items.get
         hashes = []
         for index, uuid in enumerate(uuids or [None] * len(items)):
             if uuid is not None:
