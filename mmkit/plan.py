@@ -311,7 +311,8 @@ class Plan:
         written += apart[position:]
         if items:
             written, _ = self.runs.joined(written, [])
-        declared = self._prompts["prompt"]
+        if (declared := self._prompts["prompt"]) is None:
+            return written
         end = declared.ids.lay(self._scope).ids if isinstance(declared, EndingWith) else []
         candidates = (written[: len(written) - len(end)], written)
         return next((own for own in candidates if self.expand(own, data) == ids), ids)

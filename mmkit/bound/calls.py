@@ -100,10 +100,11 @@ class Call:
         names = {one.name for one in parameters}
         return lambda name: takes_any or name in names
 
-    def __call__(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The outputs for some arguments, floats in the dtype of the modality."""
+    def __call__(self, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The outputs, floats in the dtype of the modality. No option takes the place of an input:
+        Python refuses a name that is in both."""
         in_dtype = partial(_in_dtype, dtype=self.modality.dtype)
-        return mapped(in_dtype, self.processor(**arguments))  # type: ignore[no-any-return]
+        return mapped(in_dtype, self.processor(**inputs, **options))  # type: ignore[no-any-return]
 
     def outputs(self, items: Mapping[Call, Taken]) -> Mapping[str, Any]:
         """The outputs for the items of the modalities that share the call, as vLLM has them: with
@@ -121,8 +122,10 @@ class Call:
             at, option = f"{self.modality.where}, mm_processor_kwargs", min(stated)
             raise InputError(at, f"no {option}, which the spec fixes", repr(options[option]))
         inputs: dict[str, Any] = {}
-        if self.text is not None:  # as many placeholders as items, however long they make it
+        if self.text is not None:
             inputs["text"] = self.text * sum(len(own.values) for own in items.values())
+        if "text" in inputs or "text" in hf.kwargs:
+            # as many placeholders as items, however long they make it
             options = {"truncation": False, **options}
         for call, own in items.items():
             inputs |= call._columns(own)
@@ -136,7 +139,7 @@ class Call:
         if self.takes("return_tensors"):
             taken.setdefault("return_tensors", "pt")
         try:
-            return self({**inputs, **hf.kwargs, **taken})
+            return self({**inputs, **hf.kwargs}, taken)
         except Exception as error:
             where = ", ".join(call.modality.where for call in items)
             got = f"{type(error).__name__}: {error}".rstrip(".")

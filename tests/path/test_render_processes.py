@@ -72,8 +72,7 @@ RECIPE = {"spec": SPEC, "config": CONFIG}
 
 
 def items(*first):
-    values = [torch.full((1 + 4500 * (i % 3), 2), float(value)) for i, value in enumerate(first)]
-    return {"m": Taken.whole(values)}
+    return {"m": Taken.whole([torch.full((1 + 4500 * (i % 3), 2), float(value)) for i, value in enumerate(first)])}
 
 
 @pytest.fixture(scope="module")

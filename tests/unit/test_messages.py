@@ -464,6 +464,8 @@ REQUESTS = [
      lambda: PLAN.expand([5, 5], {"m": TWO}), lambda: preview({"m": TWO}, [5, 5])),
     ("spec.m: expected items …, got ValueError: …. Name …",
      lambda: preview({"m": ZEROS}, process=hf(), processor=asking)),
+    ("spec.m: expected items …, got TypeError: … multiple values for keyword argument 'm'.", lambda: plan_of(
+        modality(process=hf()), processor=asking).configured({"m": 0}, asking).preview([5, 5], {"m": ZEROS})),
     ("spec.m[0]: expected an item of mine, got another.", lambda: preview({"m": ZEROS + 1}, process=picky)),
     ("spec.multi_modal_data: expected …, got 'x'.", lambda: PLAN.expand([], {"x": 0}), lambda: preview({"x": 0})),
     ("spec.multi_modal_data: …, got 'm_embeds'. Send embeddings …", lambda: preview({"m_embeds": ZEROS}, embeds=True)),
