@@ -14,8 +14,7 @@ from vllm import SamplingParams
 from examples.llava_like.cases import draw_picture
 from examples.llava_like.offline import engine
 from examples.server import Server
-from examples.vla.checkpoint import STATISTICS, make_checkpoint
-from examples.vla.spec import BINS, CENTRES
+from examples.vla.checkpoint import BINS, PADDING, STATISTICS, make_checkpoint
 from mmkit import InputError
 from mmkit.model.sampling import sampling_params
 from mmkit.serve import Client
@@ -31,7 +30,10 @@ REQUESTS = [
     for shade in range(0, 240, 10)
 ]
 FREE = SamplingParams(temperature=0.0, max_tokens=29, ignore_eos=True)
-LOW, HIGH = (np.array(STATISTICS[name]) for name in ("q01", "q99"))
+EDGES = np.linspace(-1.0, 1.0, BINS)
+CENTRES = (EDGES[:-1] + EDGES[1:]) / 2
+LOW, HIGH = (np.array(STATISTICS["town"]["action"][name]) for name in ("q01", "q99"))
+LOW[-1], HIGH[-1] = -1.0, 1.0  # the gripper is not scaled
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +60,15 @@ def ids_of(llm: Any, requests: Any, params: Any) -> list[list[int]]:
 
 
 def test_an_action_has_seven_tokens_whatever_the_model_would_say(vla: Any, outputs: Any) -> None:
-    action, size = outputs["action"], vla.model_config.hf_config.text_config.vocab_size
+    action = outputs["action"]
+    first_padding_id = vla.model_config.hf_config.text_config.vocab_size - PADDING
     said, *_ = ids_of(vla, REQUESTS[:1], FREE)
     with pytest.raises(InputError, match=r"vla\.outputs\.action\[\d\]: expected an id from"):
         action.decode(said[:7])
     ids = ids_of(vla, REQUESTS, sampling_params(action, vla, temperature=0.0))
     actions = [action.decode(one) for one in ids]
     for one, array in zip(ids, actions, strict=True):
-        bins = [min(size - 1 - token, BINS - 2) for token in one]
+        bins = [min(first_padding_id - 1 - token, BINS - 2) for token in one]
         assert np.allclose(array, (CENTRES[bins] + 1) / 2 * (HIGH - LOW) + LOW)
         assert (action.decode(action.encode(array)) == array).all()
     assert len(np.unique(actions, axis=0)) > 1

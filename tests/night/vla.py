@@ -4,7 +4,7 @@ from examples.vla.model import VlaForActionPrediction
 from examples.vla.spec import VLA
 from mmkit import Output, any_id, cfg, literal, tok
 
-SIZE = cfg.text_config.vocab_size
+SIZE = cfg.text_config.vocab_size - cfg.pad_to_multiple_of
 # two ranges and a literal in every row, of ids that the model would hardly choose there
 TABLE = ((any_id(40, 44) + any_id(SIZE - 3, SIZE)) * 3 + tok["a"]) * 4 + literal(tok["</s>"])
 TABLES = Output("table", TABLE, lambda ids, scope: ids.reshape(4, 3, 2))
