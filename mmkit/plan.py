@@ -67,6 +67,7 @@ class Plan:
         modalities: the bound modalities, by name.
         vocab_size: number of ids of the language model.
         hidden_size: width of the language model's rows; None where the config does not tell.
+        dtype: that of the language model; None where the plan was bound without vLLM.
         embed_ids: the placeholder ids known without an item.
         outputs: the bound outputs, by name.
         runs: the tokens that merge where a layout meets its prompt.
@@ -82,7 +83,7 @@ class Plan:
         max_model_len: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.spec, self._dtype, self._is_raw = spec, dtype, spec.is_raw
+        self.spec, self.dtype, self._is_raw = spec, dtype, spec.is_raw
         # a model of raw input may have no ids; any id will do for its prompt
         self.vocab_size = vocab_size(config, sys.maxunicode if self._is_raw else None)
         # the items of an encoder-decoder model do not count towards the decoder's context
@@ -121,7 +122,7 @@ class Plan:
                 with At(f"{name}.{m.name}, when"):
                     present = truth(m.when, scope)
                 if present:
-                    options = self._dtype, self.vocab_size, self._max_model_len
+                    options = self.dtype, self.vocab_size, self._max_model_len
                     self.modalities[m.name] = BoundModality(m, name, scope, *options)
         prompt = Fixed((0,), b"\0") if self._is_raw else self.spec.prompt
         self._prompts: dict[Part, Any] = {}

@@ -11,8 +11,9 @@ from ..errors import InputError
 from ..expr import Fields
 from ..field import Batched, Field
 from ..items import ItemType
-from ..items.base import check_finite, form
+from ..items.base import form
 from ..items.tensor import Tensor
+from .soundness import check_rows
 
 if TYPE_CHECKING:
     from .modality import BoundModality
@@ -171,14 +172,14 @@ class Intake:
         if not several or not len(rows):
             got = "none" if several else form(data)
             raise InputError(self.where, "at least one (rows, hidden_size) tensor", got)
-        expected = f"a finite floating (rows, {hidden_size or 'hidden_size'}) tensor"
+        dtype = self._modality.dtype
+        checked: list[torch.Tensor] = []
         for i, item in enumerate(rows):
-            at, is_one = f"{self.where}[{i}]", _is_floating(item, 2)
-            if not is_one or hidden_size not in (None, item.shape[1]):
-                raise InputError(at, expected, form(item), remedy if is_one else "")
-            check_finite(item, at)
-        # copies: what is cached must not change when the caller reuses its memory
-        return [item.detach().cpu().clone() for item in rows]
+            where = f"{self.where}[{i}]"
+            item = check_rows(item, where, width=hidden_size, dtype=dtype, remedy=remedy)
+            # a copy: what is cached must not change when the caller reuses its memory
+            checked.append(item.clone())
+        return checked
 
     def received(self, fields: Mapping[str, Any]) -> list[Any]:
         """The rows of each precomputed embedding that the model receives, (rows, hidden size).

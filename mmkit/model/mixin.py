@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from ..bound.modality import BoundModality
 from ..bound.placeholders import encoder_rows, rows_field
+from ..bound.soundness import largest_magnitude
 from ..errors import MmkitError
 from ..field import Batched
 from ..plan import Plan
@@ -21,7 +22,7 @@ from ..spec import Declaration
 from ..vllm_api import models
 from ..vllm_api.hooks import check
 from . import sampling
-from .sound import Reporter, contained, largest_magnitude
+from .sound import Reporter, contained
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class MultiModalModel(models.ModelInterface):
     def embed_multimodal(self, **kwargs: Any) -> list[torch.Tensor]:
         """Encoder rows of the items whose fields are given, in order: one (rows, hidden_size)
         tensor per item, all zeros where a value is not finite or too large (see
-        `mmkit.model.sound.largest_magnitude`).
+        `mmkit.bound.soundness.largest_magnitude`).
 
         Raises:
             MmkitError: `embed_<modality>` returned rows for another number of items, another number

@@ -22,19 +22,6 @@ QUIET_SECONDS = 60.0
 """The least time between two lines in the log."""
 
 
-def largest_magnitude(dtype: torch.dtype) -> float:
-    """The largest magnitude of a row's values that a language model of this dtype receives; a power
-    of two, which every dtype holds exactly.
-
-    Rows enter the residual stream in the model's dtype. Every layer adds to that stream; the added
-    values come from a normalised copy and do not grow with the row. A quarter of the range of
-    float16, 16384, therefore leaves the rest to the layers. bfloat16 and float32 have range enough,
-    but norms sum the squares of a row's values in float32, whose range ends at 2**128: with 2**53,
-    about 9e15, the sum stays finite for rows of up to four million values.
-    """
-    return 2.0**14 if dtype == torch.float16 else 2.0**53
-
-
 def contained(
     rows: Sequence[torch.Tensor], bound: float
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -45,7 +32,7 @@ def contained(
 
     Args:
         rows: one floating (rows, hidden_size) tensor per item, of any number of rows.
-        bound: the largest magnitude; see `largest_magnitude`.
+        bound: the largest magnitude; see `mmkit.bound.soundness.largest_magnitude`.
 
     Returns:
         The rows, and the number of unsound items, a 0-dimensional tensor on the rows' device.

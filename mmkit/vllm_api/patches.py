@@ -6,20 +6,25 @@ none, and only where the release needs it. What replaces a part hands on all tha
 First of all admission, the last check of every request, whatever its route: the offline API, chat,
 completions, tokens in. vLLM compares token ids with the tokenizer, and skips this for a model
 without one. Its token-in endpoint accepts processed fields unchecked. One id of 2**31, or one field
-that the model does not expect, ends the engine.
+that the model does not expect, ends the engine. Embeddings in place of a prompt's tokens
+(``--enable-prompt-embeds``) reach the KV cache as they are, past the encoder and its checks: one
+NaN makes later answers to others wrong.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from hashlib import blake2b
 from importlib import import_module
 from typing import Any, NamedTuple
 
+import torch
+
 from ..bound.placeholders import rows_field
+from ..bound.soundness import check_rows
 from ..errors import InputError
 from ..plan import Plan
 from . import chat
@@ -30,6 +35,9 @@ from .processor import CommonProcessor
 TRUST = "trust_processed_fields"
 """The key of vLLM's ``additional_config`` by which a server takes processed fields of other
 hosts."""
+
+PROMPT_EMBEDS = "prompt_embeds"
+"""The name under which vLLM carries embeddings of parts of a message, as if of a modality."""
 
 # before 0.16 vLLM has none; there are no routes of ours then
 _BASES: tuple[Any, ...] = (InputError, find("exceptions:VLLMValidationError", default=object))
@@ -89,7 +97,9 @@ def _check(plan: Plan, prompt: Mapping[str, Any], params: Any, trusts: bool) -> 
     names = ("encoder_prompt", "decoder_prompt")
     parts = [prompt[name] for name in names if isinstance(prompt.get(name), Mapping)]
     for part in (*parts, prompt):
-        if (ids := part.get("prompt_token_ids")) is not None:
+        _check_prompt_embeds(plan, part)
+        ids = _ids_that_are_read(part)
+        if ids is not None:
             plan.check_ids(ids)
             # placeholders of an encoder-decoder model stand in the encoder's prompt, apart from
             # their items
@@ -106,9 +116,47 @@ def _check(plan: Plan, prompt: Mapping[str, Any], params: Any, trusts: bool) -> 
         raise InputError(where, "at least one item", "none", "The encoder reads nothing else.")
 
 
+def _ids_that_are_read(prompt: Mapping[str, Any]) -> Sequence[Any] | None:
+    """Return the token ids of a prompt that the model embeds; None where there are none.
+
+    A prompt may have embeddings for some positions and ids for the others. What stands in place of
+    an id at the former is vLLM's own, and may lie outside the vocabulary.
+    """
+    ids: Sequence[Any] | None = prompt.get("prompt_token_ids")
+    # the name before rendering, and after it
+    mask = prompt.get("is_token_ids", prompt.get("prompt_is_token_ids"))
+    if ids is None or mask is None:
+        return ids
+    return [token for token, is_read in zip(ids, mask, strict=False) if is_read]
+
+
+def _check_prompt_embeds(plan: Plan, prompt: Mapping[str, Any]) -> None:
+    """Refuse embeddings in place of a prompt's tokens that the language model cannot carry."""
+    for rows in _prompt_embeds(prompt):
+        where = f"{plan.spec.name}.prompt_embeds"
+        if plan.spec.is_raw:
+            remedy = "The model reads nothing of a prompt."
+            raise InputError(where, "one item per request", "embeddings of a prompt", remedy)
+        if isinstance(rows, torch.Tensor) and rows.ndim == 3 and len(rows) == 1:
+            rows = rows[0]  # vLLM takes a batch of one
+        check_rows(rows, where, width=plan.hidden_size, dtype=plan.dtype)
+
+
+def _prompt_embeds(prompt: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the embeddings of a prompt: as a whole, or as parts of a message beside items."""
+    if prompt.get("prompt_embeds") is not None:
+        yield prompt["prompt_embeds"]
+    if prompt.get("type") == "multimodal":
+        # vLLM puts these into its cache of encoder outputs, as if an encoder had made them
+        for item in (prompt.get("mm_kwargs") or {}).get(PROMPT_EMBEDS, ()):
+            if item is not None:
+                yield item["embedding"].data
+
+
 def _check_foreign(plan: Plan, prompt: Mapping[str, Any], trusts: bool) -> None:
     """Refuse processed fields that no processor of this process has made, and where they are
-    trusted only those that are not the model's: their values and hashes are not looked at."""
+    trusted those that are not the model's or hold a float that is not finite. Other values, and
+    hashes, are not looked at."""
     where = f"{plan.spec.name}.mm_kwargs"
     if not trusts:
         remedy = f"Send the items themselves, or start the server with {TRUST}."
@@ -123,6 +171,19 @@ def _check_foreign(plan: Plan, prompt: Mapping[str, Any], trusts: bool) -> None:
         if len(items) != len(ranges) or not named <= known or not inside:
             expected = f"fields among {sorted(known)}, and a range in the prompt for each item"
             raise InputError(f"{where}.{name}", expected, f"{sorted(named)} and {list(ranges)}")
+        for i, item in enumerate(items):
+            if isinstance(item, Mapping):
+                _check_finite_fields(item, f"{where}.{name}[{i}]")
+
+
+def _check_finite_fields(item: Mapping[str, Any], where: str) -> None:
+    """Refuse an item of which a processed field holds a float that is not finite."""
+    for key, element in item.items():
+        values = getattr(element, "data", element)
+        if not isinstance(values, torch.Tensor) or not values.is_floating_point():
+            continue
+        if not torch.isfinite(values).all():
+            raise InputError(f"{where}.{key}", "finite values", "NaN or an infinity")
 
 
 # -- before a request is rendered ------------------------------------------------------------------

@@ -47,9 +47,9 @@ from mmkit import (
     tok,
 )
 from mmkit import replace as replaces
+from mmkit.bound.soundness import largest_magnitude
 from mmkit.layout import Placeholder
 from mmkit.model.registration import get_mrope_input_positions
-from mmkit.model.sound import largest_magnitude
 from mmkit.placement import Alternatives, Placement
 from mmkit.testing import ImageSample, NotApplicable, Subject, VideoSample, Violation, check_law, of_spec
 from mmkit.vllm_api.items import EmbedItems, Parser

@@ -208,6 +208,9 @@ def test_fields_of_another_host_that_the_server_trusts() -> None:
     for sent_fields in ({"frames": torch.zeros(2)}, None):
         sent = {"mm_kwargs": {"frames": [sent_fields]}, "mm_placeholders": {"frames": [PLACE]}}
         patches.admit(plan, {**RENDERED, **sent}, trusts=True)
+    sent = {"mm_kwargs": {"frames": [{"frames": torch.full((2,), torch.nan)}]}, "mm_placeholders": {"frames": [PLACE]}}
+    with pytest.raises(patches.Refused, match=r"^plain.mm_kwargs.frames\[0\].frames: expected finite values, got NaN"):
+        patches.admit(plan, {**RENDERED, **sent}, trusts=True)
 
 
 # -- processing ------------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import torch
 from hypothesis import strategies as st
 
 from ...bound.output import BoundOutput
+from ...bound.soundness import largest_magnitude
 from ...errors import InputError
-from ...model.sound import largest_magnitude
 from ..differences import brief, near
 from ..law import Case, NotApplicable, Refused, law
 from ..strategies import Request

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(600)
 
 OPTIONS = (
     "--dtype float32 --block-size 32 --enable-mm-embeds --served-model-name llava --max-num-seqs 16 --enforce-eager "
-    "--additional-config.render_processes 2"
+    "--additional-config.render_processes 2 --enable-prompt-embeds"
 )
 SAMPLING: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 PICTURES = [draw_picture(seed) for seed in range(3)]
@@ -71,6 +71,25 @@ def test_texts_and_ids_with_images(client: Client, cases: list[Case], answers: l
     for case, ids in zip(cases[:12], answers, strict=False):
         (choice,) = client.generate(case.prompt, {"image": case.images} if case.images else None, **SAMPLING).choices
         assert choice.token_ids == ids, case.kind
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf, 1e38])
+def test_embeddings_of_a_prompt_reach_nobody_else(value: float, server: Server, client: Client) -> None:
+    """At either route: what the KV cache must not hold is refused, and the next answer is what it was."""
+    before = generated(client)
+    file = BytesIO()
+    torch.save(torch.full((40, 64), value), file)
+    rows = b64encode(file.getvalue()).decode()
+    parts = [{"type": "text", "text": "hi"}, {"type": "prompt_embeds", "data": rows}]
+    bodies = {
+        "/v1/completions": {"prompt_embeds": rows},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": parts}]},
+    }
+    for path, body in bodies.items():
+        answer = httpx.post(f"{server.url}{path}", json={"model": "llava", **body}, timeout=60)
+        assert answer.status_code == 400, answer.text
+        assert "llava_like.prompt_embeds: expected " in answer.text
+    assert generated(client) == before
 
 
 def test_a_dialogue_is_the_prompt_so_far(client: Client, tokenizer: Any, llava: Any) -> None:
