@@ -103,8 +103,10 @@ class Plan:
                 self._owners.setdefault(token, []).append(modality.name)
         self.embed_ids = frozenset(self._owners)
         self._check_embed_ids(tok)
+        placeholder_texts = self._placeholder_texts(tok)
         for modality in self.modalities.values():
             modality.guarded = self.embed_ids
+            modality.intake.placeholder_texts = placeholder_texts
         known = Scope(cfg=config, tok=tok)
         self.outputs = {
             output.name: BoundOutput(output, spec.name, known, self.vocab_size, self.embed_ids)
@@ -150,6 +152,13 @@ class Plan:
                 where = f"{self.spec.name}.{names[0]}, layout"
                 raise SpecError(where, expected, f"{token}, {how}", remedy)
 
+    def _placeholder_texts(self, tok: Vocabulary | None) -> list[str]:
+        """The tokens that stand for items in a prompt, placeholders and targets, as texts."""
+        if tok is None:
+            return []
+        ids = {*self.embed_ids, *(target[0] for target in self._reserved if len(target) == 1)}
+        return tok.texts(ids)
+
     def _reserved_targets(self) -> dict[Target, str]:
         """The targets that can only stand for items, each with its modality.
 
@@ -180,6 +189,8 @@ class Plan:
         plan = copy(self)
         plan._bind(replace(self._scope, kwargs=dict(kwargs), proc=processor)).refuse()
         for name in plan.modalities.keys() & self.modalities.keys():
+            texts = self.modalities[name].intake.placeholder_texts
+            plan.modalities[name].intake.placeholder_texts = texts
             shares = self.modalities[name].processing.shares_memory
             plan.modalities[name].processing.shares_memory = shares
         return plan

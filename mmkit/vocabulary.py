@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from reprlib import repr as brief
 from string import Formatter
 from typing import Any, NamedTuple
@@ -67,6 +67,10 @@ class Vocabulary:
         texts = (text for text, known in self._ids.items() if known == token)
         text = None if token in self.special else next(texts, None)
         return None if text is None or _RESERVED.fullmatch(text) else f"the token {text!r}"
+
+    def texts(self, tokens: Collection[int]) -> list[str]:
+        """The texts of some tokens; an id without a token has none."""
+        return [text for text, token in self._ids.items() if token in tokens]
 
     def __getitem__(self, token: str | tuple[Any, ...]) -> int:
         """The id of one token, or of one that a template names: ``v["<|image_{}|>", 1]``.
@@ -137,16 +141,15 @@ class Vocabulary:
             for first, last in values:
                 if begin < last and first < end:
                     cuts.add(max(begin + 1, first))
-        edges = sorted(cuts)
-        return [text[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
+        return [text[begin:end] for begin, end in pairwise(sorted(cuts))]
 
     def _special_among(self, ids: Sequence[int]) -> list[int]:
         """The special tokens among ids. The unknown token stands for other texts, too."""
-        special = self._special_texts.values()
+        special = self.special_texts.values()
         return [token for token in ids if token in special and token != self.unknown]
 
     @cached_property
-    def _special_texts(self) -> dict[str, int]:
+    def special_texts(self) -> dict[str, int]:
         """The special tokens by their texts: what the tokenizer marks as special, and added tokens
         of the form that no ordinary text has. Added words are ordinary."""
         marked = {*getattr(self.tokenizer, "all_special_ids", ())}
@@ -163,7 +166,7 @@ class Vocabulary:
     def _special_pattern(self) -> re.Pattern[str]:
         """Finds, at every position of a text, the longest special token that begins there. The
         lookahead lets the next match begin inside this one."""
-        longest_first = sorted(filter(None, self._special_texts), key=len, reverse=True)
+        longest_first = sorted(filter(None, self.special_texts), key=len, reverse=True)
         # nothing matches the empty class
         alternatives = "|".join(map(re.escape, longest_first)) or r"[^\s\S]"
         return re.compile(f"(?=({alternatives}))")

@@ -270,7 +270,7 @@ class BoundModality:
         Raises:
             SpecError: the item is refused, or the outputs contradict the declared fields.
         """
-        with of_spec():
+        with of_spec(remedy=self.item.remedy):
             return self.processing.run(Taken.whole([value]))[0]
 
     def read(self, taken: Taken) -> Processed:
@@ -329,7 +329,8 @@ class BoundModality:
             return
         small = self.item.smallest()
         if self.processing.call is None:
-            self.processing.rehearse([*self.item.candidates()[:1], *small[:1]])
+            with of_spec("the largest item, or the smallest,", self.item.remedy):
+                self.processing.rehearse([*self.item.candidates()[:1], *small[:1]])
         _, most = self.largest
         for least in [self._placeholder(value).num_embeds for value in small]:
             if least > most and not self.placeholders.by_company:
@@ -363,7 +364,7 @@ class BoundModality:
             value: the canonical item.
             index: its position for its layout.
         """
-        with of_spec():
+        with of_spec(remedy=self.item.remedy):
             (fields,) = self.read(Taken.whole([value]))
         try:
             return self.placeholders.alternatives(self.scope(value, index, fields)).placeholder

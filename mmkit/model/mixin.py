@@ -145,10 +145,11 @@ class MultiModalModel(models.ModelInterface):
         elif (first := next(batched, None)) is not None:
             counts = [modality.placeholders.fixed_rows] * len(first)
         where = f"{modality.where}, embed_{modality.name}"
-        if not self._is_serving or counts is None or None in counts:
+        expected = [count for count in counts or () if count is not None]
+        if not self._is_serving or counts is None or len(expected) < len(counts):
             return encoder_rows(returned, where, counts, self._width)
         zeros = torch.zeros(self._width, dtype=self._dtype, device=next(self.parameters()).device)
-        encoded, errors = encoder_rows_or_zeros(returned, where, counts, zeros)
+        encoded, errors = encoder_rows_or_zeros(returned, where, expected, zeros)
         if errors and self._unsound is not None:
             self._unsound.add_errors(modality.name, errors)
         return encoded

@@ -137,7 +137,8 @@ def unsound_items() -> Any:
     return Metric(
         "mmkit:unsound_items",
         "Items whose encoder rows, or embeddings, were not finite or too large for the model's "
-        "dtype, or not as many as their layout has positions, by modality. Their requests were answered as if the rows were zeros. Counted in "
-        "the worker, once per tensor-parallel group.",
+        "dtype, or not as many as their layout has positions, by modality. Their requests were "
+        "answered as if the rows were zeros. Counted in the worker, once per tensor-parallel "
+        "group.",
         ["modality"],
     )
