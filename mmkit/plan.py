@@ -178,6 +178,11 @@ class Plan:
                     reserved[target] = modality.name
         return reserved
 
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """The tokenizer, as the spec sees it; None for a model without one."""
+        return self._scope.tok  # type: ignore[no-any-return]
+
     def configured(self, kwargs: Mapping[str, Any], processor: Any) -> Plan:
         """This plan for the `mm_processor_kwargs` of one request. `proc` is the Hugging Face
         processor that these options configure."""
