@@ -102,7 +102,7 @@ class Plan:
             for token in sorted(modality.embed_ids):
                 self._owners.setdefault(token, []).append(modality.name)
         self.embed_ids = frozenset(self._owners)
-        self._check_embed_ids(tok)
+        self._check_embed_ids(config, tok)
         placeholder_texts = self._placeholder_texts(tok)
         for modality in self.modalities.values():
             modality.guarded = self.embed_ids
@@ -138,17 +138,24 @@ class Plan:
             self.runs = Runs(self.spec.merges, scope.tok, f"{name}, merges")
         return refusals
 
-    def _check_embed_ids(self, tok: Vocabulary | None) -> None:
+    def _check_embed_ids(self, config: Any, tok: Vocabulary | None) -> None:
         """Refuse placeholder ids that texts have: prompts with them would be refused, and no model
-        could sample them.
+        could sample them. Without a tokenizer, the config says at which ids an answer ends.
 
         Raises:
             SpecError: names the modality and the id.
         """
         expected = "a placeholder id that no text has"
         remedy = "Use a special token, or a reserved id: placeholder ids are never sampled."
+        (end,) = of_text_config(config, "eos_token_id")
+        ends = end if isinstance(end, (list, tuple)) else [end]
         for token, names in self._owners.items():
-            if tok and (how := tok.in_texts(token)):
+            how = None
+            if tok is not None:
+                how = tok.in_texts(token)
+            elif token in ends:
+                how = "the config's eos_token_id, with which an answer ends"
+            if how is not None:
                 where = f"{self.spec.name}.{names[0]}, layout"
                 raise SpecError(where, expected, f"{token}, {how}", remedy)
 

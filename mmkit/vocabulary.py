@@ -57,6 +57,14 @@ class Vocabulary:
         """The id of every text that the vocabulary lacks; None where it lacks none."""
         return getattr(self.tokenizer, "unk_token_id", None)
 
+    @cached_property
+    def _makes_unknown(self) -> bool:
+        """Whether the tokenizer makes the unknown token of texts; one that falls back to bytes, of
+        which it knows all, does not."""
+        # a drawing and a letter that few vocabularies have
+        rare = "\N{SNOWMAN}\N{CUNEIFORM SIGN A}"
+        return self.unknown in self.tokenizer.encode(rare, add_special_tokens=False)
+
     def in_texts(self, token: int) -> str | None:
         """How an ordinary text may have an id; None for a special or an added token, a reserved one
         (``<unused1>``), and an id without a token."""
@@ -64,6 +72,8 @@ class Vocabulary:
         names = ("bos_token_id", "eos_token_id")
         if token in [getattr(self.tokenizer, name, None) for name in names]:
             return "with which a text begins or ends"
+        if token == self.unknown and self._makes_unknown:
+            return "which stands for every text that the tokenizer does not know"
         texts = (text for text, known in self._ids.items() if known == token)
         text = None if token in self.special else next(texts, None)
         return None if text is None or _RESERVED.fullmatch(text) else f"the token {text!r}"

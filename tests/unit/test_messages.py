@@ -52,7 +52,7 @@ from mmkit.expr import Scope, evaluate
 from mmkit.field import identity
 from mmkit.placement import NotFound, place
 
-from .common import CONFIG, alternatives, bound, modality, plan_of, refused
+from .common import CONFIG, Tokenizer, alternatives, bound, modality, plan_of, refused
 
 PIXELS, FRAMES = np.zeros((4, 5, 3), np.uint8), np.zeros((2, 4, 5, 3), np.uint8)
 LONGER, WIDER = np.zeros((4, 4, 3)), np.zeros((4, 5, 3))
@@ -99,6 +99,13 @@ def recorded(**parts):
 
 def without_tokenizer(layout):
     return ModelSpec("spec", modality(layout=layout)).bind(CONFIG)
+
+
+def ending_at(eos_token_id):
+    config = SimpleNamespace(n=2, vocab_size=200, eos_token_id=eos_token_id)
+    assert ModelSpec("spec", modality(layout=embed(3))).bind(config).embed_ids == {3}
+    assert ModelSpec("spec", modality(layout=embed(2))).bind(config, Tokenizer()).embed_ids == {2}
+    return ModelSpec("spec", modality(layout=embed(2))).bind(config)
 
 
 def parse(kind, data):
@@ -254,6 +261,8 @@ SPECS = [
      lambda: plan_of(modality(update=replace(181)), modality("n", update=NUMBERED, fields={"y": batched()}))),
     ("spec.m, item: expected the most encoder rows for the largest item, got 1, and 4 for the smallest. State …",
      lambda: bound(item=Tensor(shape=(between(1, 4), 2)), layout=embed(5) * (5 - item.length))),
+    ("spec.m, layout: expected a placeholder id that no text has, got 2, the config's eos_token_id, with which an answer "
+     "ends. Use …", *[partial(ending_at, end) for end in (2, [1, 2])]),
     ("spec.m, layout: expected 1 embed() position(s) whatever item.index is, as for the first item, got 2. Say by "
      "cacheable=False that an item depends on its position.", lambda: bound(layout=embed(5) * (item.index + 1))),
     ("the largest item, or the smallest, that mmkit made is refused: m: expected a SMILES, got 'aa'. State its "
@@ -275,6 +284,8 @@ BOUND = [
      dict(embeds=embed(item.rows))),
     ("layout: expected a placeholder id that no text has, got 153, the token 'word'. Use …", dict(layout=embed(153))),
     ("layout: expected a placeholder id that no text has, got 151, with which …", dict(layout=embed(151))),
+    ("layout: expected a placeholder id that no text has, got 152, which stands for every text that the tokenizer does "
+     "not know. Use …", dict(layout=embed(152))),
     ("update: tok.text('\N{SNOWMAN}') has no value: the tokenizer has no token for a part of …",
      dict(update=replace(tok.text("\N{SNOWMAN}")))),
     ("update: tok.text('{}', item.shape) has no value: item.shape is neither a text nor a number but a tuple.",
