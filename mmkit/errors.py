@@ -76,12 +76,18 @@ class Refusals(list[SpecError]):
 
 
 @contextmanager
-def of_spec() -> Iterator[None]:
-    """A context in which the refusal of an item is a mistake of the spec, which stated it."""
+def of_spec(item: str = "the largest item", remedy: str = "") -> Iterator[None]:
+    """A context in which the refusal of an item is a mistake of the spec, for which mmkit made it.
+
+    Args:
+        item: names it.
+        remedy: what to state in the spec, where that is known.
+    """
     try:
         yield
     except InputError as error:
-        raise SpecError(f"the largest item: {error}") from error
+        reason = f"{item} that mmkit made is refused: {error}"
+        raise SpecError(" ".join(filter(None, (reason, remedy)))) from error
 
 
 class At:

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .errors import MmkitError, SpecError
 from .node import Node, fold, leaves, mapped, same, structure
-from .vocabulary import filled
+from .vocabulary import AuthorText, filled
 
 STATIC = frozenset({"cfg", "proc", "kwargs"})
 """Roots that are known once a spec is bound; the others vary per item."""
@@ -284,7 +284,12 @@ class Tokenizer:
         return _of("tok[]", *text if isinstance(text, tuple) else (text,))
 
     def text(self, text: str | Expr, *values: Value) -> Expr:
-        """The ids of a text, encoded without special tokens."""
+        """The ids of a text, without the special tokens with which the tokenizer surrounds texts.
+
+        Special tokens that the text spells become these tokens. A value that is a string is encoded
+        as plain text, so that no caller writes a special token, unless the config or the processor
+        states it.
+        """
         return _of("tok.text", text, *values)
 
     def has(self, text: str | Expr, *values: Value) -> Expr:
@@ -619,10 +624,14 @@ def _with_args(expr: Expr, error: Exception, _: Any, *args: Any) -> str:
     return _with(expr, error, *args)
 
 
-def _of_tokenizer(ask: Callable[[Expr, Any, str], Any]) -> Callable[[Expr], Compiled]:
+def _of_tokenizer(
+    ask: Callable[[Expr, Any, str, list[Any]], Any],
+) -> Callable[[Expr], Compiled]:
     """A question about a text, or about a template with the values that fill it."""
 
     def compile(expr: Expr) -> Compiled:
+        are_stated = [_is_stated(arg) for arg in expr._args[1:]]
+
         def value(scope: Scope) -> Any:
             if scope.tok is None:
                 remedy = "Use a token id from cfg instead"
@@ -632,15 +641,33 @@ def _of_tokenizer(ask: Callable[[Expr, Any, str], Any]) -> Callable[[Expr], Comp
                 if not isinstance(one, (str, int, float)):
                     kind = f"a {type(one).__name__}"
                     raise _fault(expr, f"{source!r} is neither a text nor a number but {kind}")
-            return ask(expr, scope.tok, filled(text, *values))
+            for position, is_stated in enumerate(are_stated):
+                if is_stated and isinstance(values[position], str):
+                    values[position] = AuthorText(values[position])
+            return ask(expr, scope.tok, text, values)
 
         return value
 
     return compile
 
 
-def _ids(expr: Expr, vocabulary: Any, text: str) -> Any:
-    ids, unknown = vocabulary.text(text), vocabulary.unknown
+def _is_stated(value: Any) -> bool:
+    """Whether the author of a spec, or of a checkpoint, has stated a value: a constant, or one of
+    the config and the processor. Any other text may be a caller's."""
+    return all(leaf.root in ("cfg", "proc") for leaf in leaves(value))
+
+
+def _id(expr: Expr, vocabulary: Any, template: str, values: list[Any]) -> Any:
+    return vocabulary[filled(template, *values)]
+
+
+def _has(expr: Expr, vocabulary: Any, template: str, values: list[Any]) -> Any:
+    return vocabulary.has(template, *values)
+
+
+def _ids(expr: Expr, vocabulary: Any, template: str, values: list[Any]) -> Any:
+    ids, unknown = vocabulary.text(template, *values), vocabulary.unknown
+    text = filled(template, *values)
     if unknown in ids and vocabulary.decode([unknown]) not in text:
         problem = f"the tokenizer has no token for a part of {text!r}, as for other texts"
         raise _fault(expr, f"{problem}. Use a text that it knows")
@@ -664,9 +691,9 @@ _OPS = {
     "where": Op(lambda expr: _where(*map(_compiled, expr._args)), "where({rest})"),
     "truth": Op(_computed(bool), "{}"),
     "later": Op(_computed(_later, _with_args), "later({})({rest})", (_NAME, _ANY)),
-    "tok[]": Op(_of_tokenizer(lambda expr, tok, text: tok[text]), "tok[{rest}]"),
+    "tok[]": Op(_of_tokenizer(_id), "tok[{rest}]"),
     "tok.text": Op(_of_tokenizer(_ids), "tok.text({rest})"),
-    "tok.has": Op(_of_tokenizer(lambda expr, tok, text: tok.has(text)), "tok.has({rest})"),
+    "tok.has": Op(_of_tokenizer(_has), "tok.has({rest})"),
     "neg": Op(_computed(operator.neg), "-{}", (_UNARY,), _UNARY),
     "~": Op(_computed(lambda a: not a if isinstance(a, bool) else ~a), "~{}", (_UNARY,), _UNARY),
     "abs": Op(_computed(abs), "abs({rest})"),

@@ -103,9 +103,11 @@ class Plan:
             for token in sorted(modality.embed_ids):
                 self._owners.setdefault(token, []).append(modality.name)
         self.embed_ids = frozenset(self._owners)
-        self._check_embed_ids(tok)
+        self._check_embed_ids(config, tok)
+        placeholder_texts = self._placeholder_texts(tok)
         for modality in self.modalities.values():
             modality.guarded = self.embed_ids
+            modality.intake.placeholder_texts = placeholder_texts
         known = Scope(cfg=config, tok=tok)
         self.outputs = {
             output.name: BoundOutput(output, spec.name, known, self.vocab_size, self.embed_ids)
@@ -137,19 +139,33 @@ class Plan:
             self.runs = Runs(self.spec.merges, scope.tok, f"{name}, merges")
         return refusals
 
-    def _check_embed_ids(self, tok: Vocabulary | None) -> None:
+    def _check_embed_ids(self, config: Any, tok: Vocabulary | None) -> None:
         """Refuse placeholder ids that texts have: prompts with them would be refused, and no model
-        could sample them.
+        could sample them. Without a tokenizer, the config says at which ids an answer ends.
 
         Raises:
             SpecError: names the modality and the id.
         """
         expected = "a placeholder id that no text has"
         remedy = "Use a special token, or a reserved id: placeholder ids are never sampled."
+        (end,) = of_text_config(config, "eos_token_id")
+        ends = end if isinstance(end, (list, tuple)) else [end]
         for token, names in self._owners.items():
-            if tok and (how := tok.in_texts(token)):
+            how = None
+            if tok is not None:
+                how = tok.in_texts(token)
+            elif token in ends:
+                how = "the config's eos_token_id, with which an answer ends"
+            if how is not None:
                 where = f"{self.spec.name}.{names[0]}, layout"
                 raise SpecError(where, expected, f"{token}, {how}", remedy)
+
+    def _placeholder_texts(self, tok: Vocabulary | None) -> list[str]:
+        """The tokens that stand for items in a prompt, placeholders and targets, as texts."""
+        if tok is None:
+            return []
+        ids = {*self.embed_ids, *(target[0] for target in self._reserved if len(target) == 1)}
+        return tok.texts(ids)
 
     def _reserved_targets(self) -> dict[Target, str]:
         """The targets that can only stand for items, each with its modality.
@@ -170,6 +186,11 @@ class Plan:
                     reserved[target] = modality.name
         return reserved
 
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """The tokenizer, as the spec sees it; None for a model without one."""
+        return self._scope.tok  # type: ignore[no-any-return]
+
     def configured(self, kwargs: Mapping[str, Any], processor: Any) -> Plan:
         """This plan for the `mm_processor_kwargs` of one request. `proc` is the Hugging Face
         processor that these options configure."""
@@ -181,6 +202,8 @@ class Plan:
         plan = copy(self)
         plan._bind(replace(self._scope, kwargs=dict(kwargs), proc=processor)).refuse()
         for name in plan.modalities.keys() & self.modalities.keys():
+            texts = self.modalities[name].intake.placeholder_texts
+            plan.modalities[name].intake.placeholder_texts = texts
             shares = self.modalities[name].processing.shares_memory
             plan.modalities[name].processing.shares_memory = shares
         return plan

@@ -5,14 +5,24 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
-from typing import Any
+from itertools import groupby, pairwise
+from reprlib import repr as brief
+from string import Formatter
+from typing import Any, NamedTuple
 
-from .errors import SpecError
+from .errors import InputError, SpecError
 
 _RESERVED = re.compile(r"[<\[|{].+[>\]|}]")
 """The form of tokens that no ordinary text has."""
+
+
+class AuthorText(str):
+    """A text that the author of a spec has stated, as a value of a template: unlike that of a
+    caller, it may spell special tokens."""
+
+    __slots__ = ()
 
 
 class Vocabulary:
@@ -47,6 +57,14 @@ class Vocabulary:
         """The id of every text that the vocabulary lacks; None where it lacks none."""
         return getattr(self.tokenizer, "unk_token_id", None)
 
+    @cached_property
+    def _makes_unknown(self) -> bool:
+        """Whether the tokenizer makes the unknown token of texts; one that falls back to bytes, of
+        which it knows all, does not."""
+        # a drawing and a letter that few vocabularies have
+        rare = "\N{SNOWMAN}\N{CUNEIFORM SIGN A}"
+        return self.unknown in self.tokenizer.encode(rare, add_special_tokens=False)
+
     def in_texts(self, token: int) -> str | None:
         """How an ordinary text may have an id; None for a special or an added token, a reserved one
         (``<unused1>``), and an id without a token."""
@@ -54,9 +72,15 @@ class Vocabulary:
         names = ("bos_token_id", "eos_token_id")
         if token in [getattr(self.tokenizer, name, None) for name in names]:
             return "with which a text begins or ends"
+        if token == self.unknown and self._makes_unknown:
+            return "which stands for every text that the tokenizer does not know"
         texts = (text for text, known in self._ids.items() if known == token)
         text = None if token in self.special else next(texts, None)
         return None if text is None or _RESERVED.fullmatch(text) else f"the token {text!r}"
+
+    def texts(self, tokens: Collection[int]) -> list[str]:
+        """The texts of some tokens; an id without a token has none."""
+        return [text for text, token in self._ids.items() if token in tokens]
 
     def __getitem__(self, token: str | tuple[Any, ...]) -> int:
         """The id of one token, or of one that a template names: ``v["<|image_{}|>", 1]``.
@@ -81,9 +105,81 @@ class Vocabulary:
         return filled(token, *values) in self._ids
 
     def text(self, text: str, *values: Any) -> list[int]:
-        """The ids of a text, encoded without special tokens."""
+        """The ids of a text, or of a template with its values, without the special tokens with
+        which the tokenizer surrounds texts.
+
+        Special tokens that the text spells become these tokens. A value that is a string is encoded
+        as plain text: no special token comes out of it, nor out of it together with what stands
+        beside it. Where it spells none, the ids are the tokenizer's for the filled template.
+
+        Raises:
+            InputError: the tokenizer makes a special token of a value all the same, for example of
+                one that differs from the token's text in the case of a letter.
+        """
+        if any(map(_is_plain, values)):
+            return self._text_with_plain_values(text, values)
         text = filled(text, *values)
         return list(self._known.get(text) or self._encode(text))
+
+    def _text_with_plain_values(self, template: str, values: Sequence[Any]) -> list[int]:
+        parts = _parts(template, values)
+        ids: list[int] = []
+        for text in self._cut(parts):
+            ids += self._encode(text)
+        stated: list[int] = []
+        for part in parts:
+            if not part.is_plain:
+                stated += self._encode(part.text)
+        if self._special_among(ids) != self._special_among(stated):
+            text = "".join(part.text for part in parts)
+            expected = "values that the tokenizer takes for plain text"
+            got = f"{brief(text)}, in which it finds a special token"
+            raise InputError(f"tok.text({template!r})", expected, got)
+        return ids
+
+    def _cut(self, parts: Sequence[_Part]) -> list[str]:
+        """Cut a filled template inside each special token that has a part in a value: a tokenizer
+        finds a special token in one text only."""
+        text, values = "", list[tuple[int, int]]()
+        for part in parts:
+            if part.is_plain:
+                values.append((len(text), len(text) + len(part.text)))
+            text += part.text
+        cuts = {0, len(text)}
+        for found in self._special_pattern.finditer(text):
+            begin, end = found.span(1)
+            for first, last in values:
+                if begin < last and first < end:
+                    cuts.add(max(begin + 1, first))
+        return [text[begin:end] for begin, end in pairwise(sorted(cuts))]
+
+    def _special_among(self, ids: Sequence[int]) -> list[int]:
+        """The special tokens among ids. The unknown token stands for other texts, too."""
+        special = self.special_texts.values()
+        return [token for token in ids if token in special and token != self.unknown]
+
+    @cached_property
+    def special_texts(self) -> dict[str, int]:
+        """The special tokens by their texts: what the tokenizer marks as special, and added tokens
+        of the form that no ordinary text has. Added words are ordinary."""
+        marked = {*getattr(self.tokenizer, "all_special_ids", ())}
+        for token, added in getattr(self.tokenizer, "added_tokens_decoder", {}).items():
+            if getattr(added, "special", False):
+                marked.add(token)
+        texts = {text: token for text, token in self._ids.items() if token in marked}
+        for text, token in getattr(self.tokenizer, "get_added_vocab", dict)().items():
+            if token in marked or _RESERVED.fullmatch(text):
+                texts[text] = token
+        return texts
+
+    @cached_property
+    def _special_pattern(self) -> re.Pattern[str]:
+        """Finds, at every position of a text, the longest special token that begins there. The
+        lookahead lets the next match begin inside this one."""
+        longest_first = sorted(filter(None, self.special_texts), key=len, reverse=True)
+        # nothing matches the empty class
+        alternatives = "|".join(map(re.escape, longest_first)) or r"[^\s\S]"
+        return re.compile(f"(?=({alternatives}))")
 
     def learn(self, texts: Sequence[str]) -> None:
         """Encode several texts in one call of a tokenizer that takes them, for `text`."""
@@ -101,6 +197,44 @@ class Vocabulary:
 def filled(text: str, *values: Any) -> str:
     """A text, or a template with its values in it."""
     return text.format(*values) if values else text
+
+
+class _Part(NamedTuple):
+    """A part of a filled template, and whether it is encoded as plain text."""
+
+    text: str
+    is_plain: bool
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value of a template may be a caller's text. A number is none: it spells what the
+    template around it was written for, as in ``<|image_{}|>``."""
+    return isinstance(value, str) and not isinstance(value, AuthorText)
+
+
+def _parts(template: str, values: Sequence[Any]) -> list[_Part]:
+    """The parts of a filled template, in order: of the author, and of values that are encoded as
+    plain text. Neighbours of one kind are one part."""
+    formatter, position = Formatter(), 0
+    parts: list[_Part] = []
+    for literal, name, spec, conversion in formatter.parse(template):
+        parts.append(_Part(literal, False))
+        if name is None:
+            continue
+        if not name or name[0] in ".[":
+            name = f"{position}{name}"
+            position += 1
+        value, _ = formatter.get_field(name, values, {})
+        if "{" in (spec or ""):
+            expected = "a template without a field inside a format specification"
+            remedy = "Write the width as a number."
+            raise SpecError(f"tok.text({template!r})", expected, repr(spec), remedy)
+        text = formatter.format_field(formatter.convert_field(value, conversion), spec or "")
+        parts.append(_Part(text, _is_plain(value)))
+    merged: list[_Part] = []
+    for is_plain, neighbours in groupby(parts, key=lambda part: part.is_plain):
+        merged.append(_Part("".join(part.text for part in neighbours), is_plain))
+    return merged
 
 
 def of_text_config(config: Any, *names: str) -> list[Any]:

@@ -57,7 +57,7 @@ GEMMA3 = ModelSpec(
         "image",
         item=Image(largest=(side, side * option("max_num_crops"))),
         layout=select(
-            tok.text("{}", written(proc.full_image_sequence, fields.num_crops)), embed=tok[proc.tokenizer.image_token]
+            tok.text(written(proc.full_image_sequence, fields.num_crops)), embed=tok[proc.tokenizer.image_token]
         ),
         update=replace(tok[proc.boi_token]),
         fields={

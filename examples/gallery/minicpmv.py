@@ -37,7 +37,7 @@ def vision(name, item_type, prefix, layout, kwargs):
 
 def shown(*options):
     """The layout of an image or a frame."""
-    return select(tok.text("{}", written(images, item.width, item.height, *options)), embed=tok["<unk>"])
+    return select(tok.text(written(images, item.width, item.height, *options)), embed=tok["<unk>"])
 
 
 MINICPMV = ModelSpec(

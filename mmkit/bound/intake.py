@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -66,6 +67,8 @@ class Intake:
         embeds_as: that field.
         companions: the fields that the layout of embeddings reads and callers send beside them,
             each with the item type of its parts.
+        placeholder_texts: the tokens that stand for items in a prompt, as texts, which no text in
+            an item may spell; known once the whole plan is bound.
     """
 
     def __init__(self, modality: BoundModality, companions: dict[str, Tensor]) -> None:
@@ -74,20 +77,38 @@ class Intake:
         self.takes_embeds, self.embeds_field = bool(embeds), f"{modality.name}_embeds"
         self.embeds_as = embeds if isinstance(embeds, Field) else Batched()
         self.companions = companions
+        self.placeholder_texts: Sequence[str] = ()
 
     def parse(self, data: object) -> list[Any]:
         """A caller's data as canonical items. None stands for an item whose content a
         `multi_modal_uuids` entry names.
 
         Raises:
-            InputError: None in place of the data, or a malformed item. An empty list is no item, as
-                in vLLM.
+            InputError: None in place of the data, a malformed item, or one with a text that spells
+                a placeholder. An empty list is no item, as in vLLM.
         """
         if data is None:
             expected = f"{self.item.expected} or a list of them"
             remedy = "Send the item, or leave the modality out."
             raise InputError(self.where, expected, "None", remedy)
-        return _canonical(self.item, data, self.where)
+        items = _canonical(self.item, data, self.where)
+        for i, item in enumerate(items):
+            if item is not None:
+                self._check_texts(item, f"{self.where}[{i}]")
+        return items
+
+    def _check_texts(self, item: Any, where: str) -> None:
+        """Refuse texts that spell placeholders: a `process` that calls the tokenizer would make
+        placeholders of them, for which there are no encoder rows.
+
+        Raises:
+            InputError: names the text and the placeholder.
+        """
+        for place, text in self.item.texts(item):
+            for placeholder in self.placeholder_texts:
+                if placeholder in text:
+                    expected = f"a text without {placeholder!r}, which stands for an item"
+                    raise InputError(f"{where}{place}", expected, brief(text))
 
     def take(self, data: object, hidden_size: int | None) -> Taken:
         """A caller's data as canonical items or precomputed embeddings, each an `Embedding`.

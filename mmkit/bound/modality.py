@@ -13,7 +13,7 @@ import torch
 
 from ..errors import At, InputError, Refusals, SpecError, of_spec
 from ..expr import Fields, Scope, evaluate, truth
-from ..field import HF, Field
+from ..field import HF, Batched, Field
 from ..items import ItemType, unscoped
 from ..items.tensor import Tensor
 from ..layout import AlreadyExpanded, Insert, Layout, Placeholder, Replace, Target, Update, whole
@@ -83,6 +83,8 @@ class BoundModality:
         placeholders_of_embeddings: those of precomputed embeddings.
         embed_ids: the placeholder ids that are known without an item, or that items had so far.
         guarded: those of the plan, to which no item adds any; None as long as they are not known.
+        sends_rows: whether each item comes to the model with the number of its encoder rows: where
+            items differ in it, and where no field tells how many items there are.
         needs_hf: whether the layout or the targets need, or may need, the output of the Hugging
             Face processor.
         adapted: what an adapter has derived from the modality.
@@ -144,6 +146,8 @@ class BoundModality:
         self.fields_and_embeds = dict(self.fields)
         if self.intake.takes_embeds:
             self.fields_and_embeds[self.intake.embeds_field] = self.intake.embeds_as
+        tells_items = any(isinstance(field, Batched) for field in self.fields.values())
+        self.sends_rows = self.placeholders.fixed_rows is None or not tells_items
         read = self.placeholders.fields
         self._needs_fields = read is None or not read <= self.processing.from_facts
         self.needs_hf = hf is not None and self._needs_fields
@@ -266,7 +270,7 @@ class BoundModality:
         Raises:
             SpecError: the item is refused, or the outputs contradict the declared fields.
         """
-        with of_spec():
+        with of_spec(remedy=self.item.remedy):
             return self.processing.run(Taken.whole([value]))[0]
 
     def read(self, taken: Taken) -> Processed:
@@ -325,7 +329,8 @@ class BoundModality:
             return
         small = self.item.smallest()
         if self.processing.call is None:
-            self.processing.rehearse([*self.item.candidates()[:1], *small[:1]])
+            with of_spec("the largest item, or the smallest,", self.item.remedy):
+                self.processing.rehearse([*self.item.candidates()[:1], *small[:1]])
         _, most = self.largest
         for least in [self._placeholder(value).num_embeds for value in small]:
             if least > most and not self.placeholders.by_company:
@@ -333,12 +338,35 @@ class BoundModality:
                 remedy = "State `largest=`, the shape of the item with the most."
                 got = f"{most}, and {least} for the smallest"
                 raise SpecError(f"{self.where}, item", expected, got, remedy)
+        for value in (self.largest[0], *small):
+            self._check_rows_at_second_position(value)
 
-    def _placeholder(self, value: Any) -> Placeholder:
-        """The evaluated layout of a raw item that is the only one, and that the spec chose."""
-        with of_spec():
+    def _check_rows_at_second_position(self, value: Any) -> None:
+        """Refuse a layout whose number of encoder rows depends on the position of an item that is
+        cached. The encoder makes the rows of a cached item once, for all of its positions, and vLLM
+        ends where some are missing.
+
+        Raises:
+            SpecError: names both numbers.
+        """
+        if not self.placeholders.reads_index or self.limit in (0, 1) or not self.may_cache(2):
+            return
+        first, second = (self._placeholder(value, index).num_embeds for index in (0, 1))
+        if first != second:
+            expected = f"{first} embed() position(s) whatever item.index is, as for the first item"
+            remedy = "Say by cacheable=False that an item depends on its position."
+            raise SpecError(f"{self.where}, layout", expected, str(second), remedy)
+
+    def _placeholder(self, value: Any, index: int = 0) -> Placeholder:
+        """The evaluated layout of a raw item that the spec chose, as if it were the only one.
+
+        Args:
+            value: the canonical item.
+            index: its position for its layout.
+        """
+        with of_spec(remedy=self.item.remedy):
             (fields,) = self.read(Taken.whole([value]))
         try:
-            return self.placeholders.alternatives(self.scope(value, 0, fields)).placeholder
+            return self.placeholders.alternatives(self.scope(value, index, fields)).placeholder
         except InputError as error:
             raise SpecError(str(error)) from error

@@ -44,10 +44,10 @@ class Placeholders:
         varies: whether items differ in their layouts or targets.
         depends_on_index: whether an item's layout or target depends on its position among the
             items.
+        reads_index: whether a layout, by declaration, depends on an item's position.
         by_company: whether a layout or a target depends, by declaration, on an item's position or
             on the number of items.
         fixed_rows: the encoder rows of every item; None where they vary.
-        has_own_rows: whether they vary, and the model may compare them.
         shared: the alternatives of every item, once they are known; None where they vary.
     """
 
@@ -71,10 +71,8 @@ class Placeholders:
         self.fields = None if self._opaque or None in names else names
         self.varies = self._opaque or bool(self._told_by)
         self.depends_on_index = self._opaque or INDEX in read
+        self.reads_index = INDEX in own
         self.by_company = not read.isdisjoint((INDEX, COUNT))
-        # those of a function may change while the item is cached
-        may_change = any(leaf in (INDEX, COUNT) or leaf.root == "function" for leaf in own)
-        self.has_own_rows = bool(own) and not may_change
         self.fixed_rows = None if own else layout.lay(modality.static).num_embeds
         self.shared: Alternatives | None = None
         self._memo = Memo(_LAYOUT_IDS, lambda known: len(known.placeholder) + _KEYS)
@@ -207,7 +205,8 @@ class PlaceholdersOfEmbeddings(Placeholders):
 
 
 def rows_field(modality: str) -> str:
-    """The field of the numbers of encoder rows, which `mmkit.MultiModalModel` compares."""
+    """The field of the numbers of encoder rows, which `mmkit.MultiModalModel` compares; see
+    `BoundModality.sends_rows`."""
     return f"mmkit_{modality}_rows"
 
 
@@ -255,19 +254,71 @@ def encoder_rows(
     Raises:
         MmkitError: another number of items or rows, or tensors of another form.
     """
+    encoded = _rows_of_items(returned, where, counts)
+    if counts is None:
+        counts = [None] * len(encoded)
+    for i, (rows, count) in enumerate(zip(encoded, counts, strict=True)):
+        _check_rows(rows, f"{where}, item {i}", count, width)
+    return encoded
+
+
+def encoder_rows_or_zeros(
+    returned: Any, where: str, counts: Sequence[int], zeros: torch.Tensor
+) -> tuple[list[torch.Tensor], list[MmkitError]]:
+    """The encoder rows of each item, zeros where they are not what `encoder_rows` expects.
+
+    Args:
+        returned: as for `encoder_rows`.
+        where: as for `encoder_rows`.
+        counts: the expected rows of each item.
+        zeros: one row of zeros, floating (width,).
+
+    Returns:
+        The rows, and an error for each item whose rows are zeros.
+    """
+
+    def rows_of_zeros(count: int) -> torch.Tensor:
+        return zeros.repeat(count, 1)
+
+    try:
+        encoded = _rows_of_items(returned, where, counts)
+    except MmkitError as error:
+        return [rows_of_zeros(count) for count in counts], [error] * len(counts)
+    errors = []
+    for i, count in enumerate(counts):
+        try:
+            _check_rows(encoded[i], f"{where}, item {i}", count, len(zeros))
+        except MmkitError as error:
+            errors.append(error)
+            encoded[i] = rows_of_zeros(count)
+    return encoded, errors
+
+
+def _rows_of_items(returned: Any, where: str, counts: Sequence[int | None] | None) -> list[Any]:
+    """What an encoder returned, by item.
+
+    Raises:
+        MmkitError: rows of another number of items, or of none.
+    """
     if isinstance(returned, torch.Tensor) and returned.ndim != 3:
         expected = "a list of tensors, or one with a dimension for the items"
         remedy = f"{_REMEDY} `rows.split([...])` cuts one that holds them all."
         raise MmkitError(where, expected, f"shape {tuple(returned.shape)}", remedy)
+    if not isinstance(returned, Iterable):
+        raise MmkitError(where, "a list of tensors", form(returned), _REMEDY)
     encoded = list(returned)
-    known = [None] * len(encoded) if counts is None else counts
-    if len(encoded) != len(known):
-        raise MmkitError(where, f"rows for {len(known)} items", str(len(encoded)), _REMEDY)
-    for i, (item, count) in enumerate(zip(encoded, known, strict=True)):
-        at, is_tensor = f"{where}, item {i}", isinstance(item, torch.Tensor)
-        if not is_tensor or not item.is_floating_point() or item.shape[1:] != (width,):
-            raise MmkitError(at, f"a floating (rows, {width}) tensor", form(item), _REMEDY)
-        if count is not None and len(item) != count:
-            remedy = "Return one row per embed() position."
-            raise MmkitError(at, f"{count} encoder rows", str(len(item)), remedy)
+    if counts is None:
+        counts = [None] * len(encoded)
+    if len(encoded) != len(counts):
+        raise MmkitError(where, f"rows for {len(counts)} items", str(len(encoded)), _REMEDY)
     return encoded
+
+
+def _check_rows(rows: Any, where: str, count: int | None, width: int) -> None:
+    """Refuse the encoder rows of one item that are no floating (count, width) tensor."""
+    is_tensor = isinstance(rows, torch.Tensor)
+    if not is_tensor or not rows.is_floating_point() or rows.shape[1:] != (width,):
+        raise MmkitError(where, f"a floating (rows, {width}) tensor", form(rows), _REMEDY)
+    if count is not None and len(rows) != count:
+        remedy = "Return one row per embed() position."
+        raise MmkitError(where, f"{count} encoder rows", str(len(rows)), remedy)

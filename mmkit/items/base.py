@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -39,6 +39,7 @@ class ItemType(Part):
         form: the argument of ``mmkit show --item`` for an item of some sizes.
         dummy_sizes: the sizes of `largest`, as vLLM's `limit_mm_per_prompt` names them.
         small_sizes: the sizes of `small`, where not every spec accepts the smallest ones.
+        remedy: what to state in a spec that does not accept the items that mmkit makes.
     """
 
     _is_named = True
@@ -55,6 +56,7 @@ class ItemType(Part):
     form: ClassVar[str] = "sizes as 9x4"
     dummy_sizes: ClassVar[tuple[str, ...]] = ()
     small_sizes: ClassVar[tuple[tuple[int, ...], ...]] = ()
+    remedy: ClassVar[str] = ""
 
     def bind(self, scope: Scope) -> Self:
         """This item type with its expressions evaluated on `cfg` and `proc`.
@@ -115,6 +117,11 @@ class ItemType(Part):
             index: its position among the items of its modality.
         """
         raise NotImplementedError
+
+    def texts(self, value: Any) -> Iterator[tuple[str, str]]:
+        """The texts in a canonical item, each with its place in the item: ``.unit`` in a record, ""
+        where the item is the text."""
+        yield from ()
 
     def blank(self, *sizes: int) -> Any:
         """A canonical item of these sizes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from reprlib import repr as brief
 from types import SimpleNamespace
@@ -120,6 +120,15 @@ class Record(ItemType):
         for own in facts.values():
             del own.index
         return facts
+
+    def texts(self, value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        for name, part in self.parts.items():
+            for place, text in part.texts(value[name]):
+                yield f".{name}{place}", text
+
+    @property
+    def remedy(self) -> str:  # type: ignore[override]
+        return next(filter(None, (part.remedy for part in self.parts.values())), "")
 
     def candidates(self, fraction: float = 1.0) -> list[dict[str, Any]]:
         return self._combined(lambda part: part.candidates(fraction))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..errors import InputError, SpecError
-from ..expr import Count, Expr, Scope, expression, expressions, several
+from ..expr import Count, Expr, Scope, Value, expression, expressions, several
 from ..node import Stated, stated
 from .base import ItemType
 from .size import Between, Size, Sizes, check_positive, check_size, ends, fits, shape_text, sizes_of
@@ -295,42 +295,69 @@ class Text(ItemType):
 
     Callers send a string or a list of strings. The canonical form is a `str` that UTF-8 can encode.
 
+    A text that spells a placeholder, or a special token that stands for an item in prompts, is
+    refused: a `process` that calls a tokenizer would make the token of it.
+
     Attributes:
         most: the most characters.
         least: the fewest.
+        alphabet: the characters that a text may have; None, the default, for any. Binding and the
+            laws make texts of these.
+        largest: the text with the most encoder rows, or a list of texts that contains it. None, the
+            default, for a text of `most` characters that mmkit makes: the letters of the alphabet
+            in turn, or ``a``.
 
     Facts: `length` in characters, `index`.
     """
 
     most: Stated[Count, Any] = stated(expression)
     least: Stated[Count, Any] = stated(expression, default=1)
+    alphabet: Stated[Value | None, Any] = stated(expression, default=None)
+    largest: Stated[Value | list[str] | None, Any] = stated(  # type: ignore[misc]
+        expressions, default=None
+    )
 
     rank = 1
     media = ""
     sent = (str, list, tuple)
     form = "a number of characters"
+    remedy = "State its alphabet=, or a text as largest=."
 
     def bind(self, scope: Scope) -> Self:
         bound = super().bind(scope)
         check_size(bound.bounds()[0], "Text.least, Text.most")
-        return bound
-
-    @property
-    def largest(self) -> tuple[tuple[int, ...], ...]:
-        return ((self.most,),)
+        alphabet, largest = bound.alphabet, bound.largest
+        if alphabet is not None and not (isinstance(alphabet, str) and alphabet):
+            raise SpecError("Text.alphabet", "a text of at least one character", repr(alphabet))
+        if largest is None:
+            return bound
+        texts = tuple(largest) if isinstance(largest, (list, tuple)) else (largest,)
+        if not texts:
+            raise SpecError("Text.largest", "at least one text", "none")
+        for text in texts:
+            try:
+                bound.canonical(text, "Text.largest")
+            except InputError as error:
+                raise SpecError(str(error)) from error
+        return replace(bound, largest=texts)
 
     def bounds(self) -> list[Between]:
         return [Between(self.least, self.most)]
 
     @property
     def expected(self) -> str:
-        return f"a text of {Between(self.least, self.most)} characters"
+        letters = "" if self.alphabet is None else f" among {self.alphabet!r}"
+        return f"a text of {Between(self.least, self.most)} characters{letters}"
 
     def canonical(self, value: object, where: str) -> str:
         if not isinstance(value, str):
             raise InputError(where, self.expected, described(value))
         if not self.least <= len(value) <= self.most:
             raise InputError(where, self.expected, f"{len(value)} of them")
+        if self.alphabet is not None:
+            for position, character in enumerate(value):
+                if character not in self.alphabet:
+                    raise InputError(where, self.expected, f"{character!r} at {position}")
         try:
             value.encode()
         except UnicodeEncodeError as error:
@@ -341,8 +368,23 @@ class Text(ItemType):
     def facts(self, value: str, index: int) -> SimpleNamespace:
         return SimpleNamespace(index=index, length=len(value))
 
+    def texts(self, value: str) -> Iterator[tuple[str, str]]:
+        yield "", value
+
     def blank(self, *sizes: int) -> str:
-        return "a" * sizes[0]
+        """A text of a length: the beginning of the largest text that the spec states, repeated, or
+        the letters of the alphabet in turn."""
+        (length,) = sizes
+        letters = self.alphabet or "a"
+        if self.largest and self.largest[0]:
+            letters = self.largest[0]
+        return (letters * (length // len(letters) + 1))[:length]
+
+    def candidates(self, fraction: float = 1.0) -> list[str]:
+        texts = self.largest or [self.blank(self.most)]
+        lengths = [max(self.least, int(len(text) * fraction)) for text in texts]
+        return [text[:length] for text, length in zip(texts, lengths, strict=True)]
 
     def schema(self) -> dict[str, Any]:
-        return {"shape": [[self.least, self.most]], "dtype": "text"}
+        alphabet = {} if self.alphabet is None else {"alphabet": self.alphabet}
+        return {"shape": [[self.least, self.most]], "dtype": "text", **alphabet}

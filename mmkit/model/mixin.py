@@ -13,7 +13,7 @@ import torch
 from typing_extensions import override
 
 from ..bound.modality import BoundModality
-from ..bound.placeholders import encoder_rows, rows_field
+from ..bound.placeholders import encoder_rows, encoder_rows_or_zeros, rows_field
 from ..bound.soundness import largest_magnitude
 from ..errors import MmkitError
 from ..field import Batched
@@ -43,12 +43,13 @@ class MultiModalModel(models.ModelInterface):
     where the items' shapes differ; a flat field is one concatenated tensor) and returns one (rows,
     hidden_size) tensor per item, as a list or stacked. The mixin
 
-    - compares items and rows with the layout; vLLM would cut off a surplus row silently. A layout
-      that a function makes, or that depends on the item's place among others, is not compared;
-    - replaces the rows of an item by zeros where a value is not finite, or too large for the
-      model's dtype, so that no item reaches the answers of other requests through the KV cache.
-      The log and the metric `mmkit:unsound_items` count such items. This holds for precomputed
-      embeddings, too;
+    - compares items and rows with the layouts; vLLM would cut off a surplus row silently, and a
+      missing one would end the engine. While the engine starts, a difference is an error;
+    - replaces the rows of an item by zeros where they are not as many as its layout has positions,
+      or not of the language model's width, and where a value is not finite, or too large for the
+      model's dtype. So no item ends the engine, and none reaches the answers of other requests
+      through the KV cache. The log and the metric `mmkit:unsound_items` count such items. This
+      holds for precomputed embeddings, too;
     - embeds an id that the model lacks as id 0 instead of reading outside the table, so a request
       that passed no processor cannot end the engine;
     - masks placeholder ids where tokens are sampled; reported log probabilities are the model's.
@@ -77,8 +78,8 @@ class MultiModalModel(models.ModelInterface):
             multimodal = getattr(model, "supports_multimodal", False)  # it marks its own parts
             with nullcontext() if multimodal else self._mark_language_model(vllm_config):
                 initialise(vllm_config=vllm_config, prefix=prefix, **options)
-        self.mm_engine, self.mm_plan, dtype, self._width, counts = models.current_model()
-        self._bound = largest_magnitude(dtype)
+        self.mm_engine, self.mm_plan, self._dtype, self._width, counts = models.current_model()
+        self._bound = largest_magnitude(self._dtype)
         self._unsound = Reporter(self.mm_plan.spec.name, self._bound) if counts else None
         sampling.MODELS.add(self)
         self.compute_logits = partial(self._masked, self.compute_logits)  # type: ignore[method-assign]
@@ -111,12 +112,13 @@ class MultiModalModel(models.ModelInterface):
     def embed_multimodal(self, **kwargs: Any) -> list[torch.Tensor]:
         """Encoder rows of the items whose fields are given, in order: one (rows, hidden_size)
         tensor per item, all zeros where a value is not finite or too large (see
-        `mmkit.bound.soundness.largest_magnitude`).
+        `mmkit.bound.soundness.largest_magnitude`), or where `embed_<modality>` returned rows for
+        another number of items, another number of rows than the layout has positions, or rows of
+        another width than the language model's.
 
         Raises:
-            MmkitError: `embed_<modality>` returned rows for another number of items, another number
-                of rows than the layout has positions, or rows of another width than the language
-                model's.
+            MmkitError: rows of another number or width, while the engine starts: then nobody is
+                served, and the mistake must be seen.
         """
         rows: list[torch.Tensor] = []
         for name, modality in self.mm_plan.modalities.items():
@@ -140,11 +142,24 @@ class MultiModalModel(models.ModelInterface):
         batched = (fields[key] for key in fields if isinstance(modality.fields[key], Batched))
         counts: list[int | None] | None = None
         if rows is not None:
-            counts = [int(count) for count in rows]
+            counts = [int(count) for count in rows]  # of the host, without waiting for the device
         elif (first := next(batched, None)) is not None:
             counts = [modality.placeholders.fixed_rows] * len(first)
         where = f"{modality.where}, embed_{modality.name}"
-        return encoder_rows(returned, where, counts, self._width)
+        expected = [count for count in counts or () if count is not None]
+        if not self._is_serving or counts is None or len(expected) < len(counts):
+            return encoder_rows(returned, where, counts, self._width)
+        zeros = torch.zeros(self._width, dtype=self._dtype, device=next(self.parameters()).device)
+        encoded, errors = encoder_rows_or_zeros(returned, where, expected, zeros)
+        if errors and self._unsound is not None:
+            self._unsound.add_errors(modality.name, errors)
+        return encoded
+
+    @property
+    def _is_serving(self) -> bool:
+        """Whether the engine has started: vLLM counts the blocks of its KV cache last, after it has
+        tried the encoder on the largest items."""
+        return self.mm_engine.cache_config.num_gpu_blocks is not None
 
     @override
     def embed_input_ids(

@@ -1,4 +1,5 @@
-"""Containment: encoder rows that the language model cannot carry become zeros.
+"""Containment: encoder rows that the language model cannot carry become zeros, and so do those of
+an item that are not as many as its layout has positions.
 
 Keys and values that are not finite stay in the KV cache after their request, and reach the next
 request that gets the blocks: attention multiplies masked values by zero, and zero times NaN is NaN.
@@ -57,7 +58,7 @@ def contained(
 
 class Reporter:
     """Tells the operator of unsound items, once their number has arrived from the device, without
-    waiting: by the metric `mmkit:unsound_items`, and by a line in the log at most every
+    waiting: by the metric `mmkit:unsound_items`, and by lines in the log at most every
     `QUIET_SECONDS`.
 
     Args:
@@ -69,6 +70,7 @@ class Reporter:
         self._spec, self._bound, self._metric = spec, bound, unsound_items()
         self._sent: deque[tuple[str, torch.Tensor, torch.Event | None]] = deque()
         self._unsaid: Counter[str] = Counter()
+        self._unsaid_errors: dict[str, list[Exception]] = {}
         self._quiet_until = -math.inf
 
     def add(self, modality: str, number: torch.Tensor) -> None:
@@ -82,6 +84,12 @@ class Reporter:
         self._sent.append((modality, number, event))
         self.poll()
 
+    def add_errors(self, modality: str, errors: Sequence[Exception]) -> None:
+        """Count items whose rows did not fit their layout, one error for each."""
+        self._metric.labels(modality).inc(len(errors))
+        self._unsaid_errors.setdefault(modality, []).extend(errors)
+        self.poll()
+
     def poll(self) -> None:
         """Report the numbers that have arrived; on a CPU they arrive at once."""
         while self._sent and ((event := self._sent[0][2]) is None or event.query()):
@@ -89,7 +97,7 @@ class Reporter:
             if count := int(number):
                 self._metric.labels(modality).inc(count)
                 self._unsaid[modality] += count
-        if not self._unsaid or time.monotonic() < self._quiet_until:
+        if not (self._unsaid or self._unsaid_errors) or time.monotonic() < self._quiet_until:
             return
         self._quiet_until = time.monotonic() + QUIET_SECONDS
         text = (
@@ -99,6 +107,13 @@ class Reporter:
         for name, count in self._unsaid.items():
             logger.warning(text, self._spec, name, count, self._bound)
         self._unsaid.clear()
+        text = (
+            "mmkit: %s The requests of %d such item(s) were answered as if all rows of the item "
+            "were zeros."
+        )
+        for errors in self._unsaid_errors.values():
+            logger.error(text, errors[0], len(errors))
+        self._unsaid_errors.clear()
 
 
 @cache
@@ -109,7 +124,8 @@ def unsound_items() -> Any:
     return Metric(
         "mmkit:unsound_items",
         "Items whose encoder rows, or embeddings, were not finite or too large for the model's "
-        "dtype, by modality. Their requests were answered as if the rows were zeros. Counted in "
-        "the worker, once per tensor-parallel group.",
+        "dtype, or not as many as their layout has positions, by modality. Their requests were "
+        "answered as if the rows were zeros. Counted in the worker, once per tensor-parallel "
+        "group.",
         ["modality"],
     )

@@ -266,6 +266,7 @@ class PartInfo(_Out, frozen=True):
     expected: str
     shape: Sizes
     dtype: str | None
+    alphabet: str | None = None
 
 
 class ModalityInfo(PartInfo, frozen=True, kw_only=True):
@@ -276,6 +277,7 @@ class ModalityInfo(PartInfo, frozen=True, kw_only=True):
         shape: sizes of a tensor item, or of a text in characters, [least, most] where a size
             varies; None for media and records.
         dtype: canonical dtype of the item, or ``"text"``; None for media and records.
+        alphabet: the characters that a text may have; None for any, and for other items.
         parts: the parts of a record, by name; None for other items.
         limit: the most items in one request.
         largest_tokens: encoder rows of the largest item; None where the Hugging Face processor

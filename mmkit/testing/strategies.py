@@ -117,14 +117,25 @@ class TensorSample(Sample):
         return [_CONTAINERS[form](self.tensor()) for form in containers(self.dtype, self.shape)]
 
 
+ALPHABET = "aZ0 \u00e9\u6f22\U0001f600"
+"""Of drawn texts, where the spec states none: characters of one to four bytes."""
+
+
 @dataclass(frozen=True)
 class TextSample(Sample):
-    """A text of `length` characters."""
+    """A text of `length` characters of an alphabet, with the text `spells` somewhere in it."""
 
     length: int
+    alphabet: str = ALPHABET
+    spells: str = ""
 
     def value(self) -> str:
-        return "".join(self.random.choice(list(_ALPHABET), self.length))
+        random = self.random
+        text = "".join(random.choice(list(self.alphabet), self.length))
+        if not self.spells:
+            return text
+        start = random.randint(0, self.length - len(self.spells) + 1)
+        return text[:start] + self.spells + text[start + len(self.spells) :]
 
 
 @dataclass(frozen=True)
@@ -208,8 +219,6 @@ class AudioSample(Sample):
 
 _INTEGERS = (1 << 31) - 1  # magnitude of drawn ones, where only their dtype bounds them
 
-_ALPHABET = "aZ0 \u00e9\u6f22\U0001f600"  # of drawn texts: characters of one to four bytes
-
 SEEDS = st.integers(0, 3)  # few, so that items repeat
 
 
@@ -285,7 +294,41 @@ def _tensors(kind: Tensor) -> SearchStrategy[Sample]:
 
 @items.register
 def _texts(kind: Text) -> SearchStrategy[Sample]:
-    return st.builds(TextSample, SEEDS, _size(kind.least, kind.most))
+    alphabet = st.just(kind.alphabet or ALPHABET)
+    return st.builds(TextSample, SEEDS, _size(kind.least, kind.most), alphabet)
+
+
+def spelling(
+    samples: SearchStrategy[Sample], kind: ItemType, words: Sequence[str]
+) -> SearchStrategy[Sample]:
+    """Samples of an item type, of which some spell one of some words where a text has room.
+
+    Args:
+        samples: a strategy for samples of the type.
+        kind: a bound item type.
+        words: for example the special tokens of a tokenizer.
+    """
+    kinds = kind.parts.values() if kind.parts else [kind]
+    if not words or not any(isinstance(one, Text) for one in kinds):
+        return samples
+    drawn_words = st.just("") | st.sampled_from(sorted(words))
+    return st.builds(_spelled, samples, drawn_words, st.just(kind))
+
+
+def _spelled(sample: Sample, word: str, kind: Any) -> Sample:
+    """A sample whose texts spell a word, where they have room for it and its letters."""
+    if isinstance(sample, RecordSample):
+        parts = sample.parts.items()
+        return replace(sample, parts={n: _spelled(own, word, kind.parts[n]) for n, own in parts})
+    if isinstance(sample, TextSample) and can_spell(kind, word, sample.length):
+        return replace(sample, spells=word)
+    return sample
+
+
+def can_spell(kind: Text, word: str, length: int) -> bool:
+    """Whether a text of this length, and of the alphabet of its type, can have a word in it."""
+    letters = kind.alphabet
+    return len(word) <= length and (letters is None or {*word} <= {*letters})
 
 
 @items.register

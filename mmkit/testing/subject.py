@@ -22,7 +22,7 @@ from ..model_spec import ModelSpec
 from ..placement import Runs
 from ..plan import Plan
 from . import vllm_path
-from .strategies import Request, Sample, as_sample, items, items_of_vllm
+from .strategies import Request, Sample, as_sample, items, items_of_vllm, spelling
 from .vllm_path import Caches, Data, Outcome, Piece
 
 Samples = Mapping[str, SearchStrategy[Any]]
@@ -300,8 +300,21 @@ def of_spec(
     config, given = vllm_path.config_for_spec(model_dir, **options), samples or {}
     instance = vllm_path.generated(classes or spec.classes, config)
     plan: Plan = instance.info.plan
-    drawn = {name: items(m.item) for name, m in plan.modalities.items() if name not in given}
+    words = special_texts(plan)
+    drawn = {
+        name: spelling(items(m.item), m.item, [*words.keys() - m.intake.placeholder_texts])
+        for name, m in plan.modalities.items()
+        if name not in given
+    }
     return Subject(instance, {**drawn, **given}, model_dir=model_dir, kwargs=kwargs, plan=plan)
+
+
+def special_texts(plan: Plan) -> dict[str, int]:
+    """The special tokens of a plan's tokenizer by their texts, without that for unknown texts."""
+    if plan.vocabulary is None:
+        return {}
+    texts, unknown = plan.vocabulary.special_texts, plan.vocabulary.unknown
+    return {text: token for text, token in texts.items() if token != unknown}
 
 
 def of_registered(

@@ -97,7 +97,7 @@ def vllm_fields(modality: BoundModality, with_rows: bool) -> dict[str, Any]:
     """
     if (known := modality.adapted.get(with_rows)) is None:
         known = {key: _field(own) for key, own in modality.fields_and_embeds.items()}
-        if with_rows and modality.placeholders.has_own_rows:
+        if with_rows and modality.sends_rows:
             known[rows_field(modality.name)] = vllm_inputs.MultiModalBatchedField(**_ON_CPU)
         modality.adapted[with_rows] = known
     return known

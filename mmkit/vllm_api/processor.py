@@ -131,10 +131,11 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
             if name not in known:
                 options = self._options_of(name, request)
                 own = self._hashes.of(name, items, request.uuids.get(name), options)
-                # the engine caches encoder outputs by hash: an item that depends on the number of
-                # items has another hash for each number
-                number = f"-of-{len(own)}" if name in uncached else ""
-                known[name] = [f"{item_hash}{number}" for item_hash in own] if number else own
+                # the engine caches encoder outputs by hash: an item that depends on its position or
+                # on the number of items has another hash for each
+                if name in uncached:
+                    own = [f"{item_hash}-{i}-of-{len(own)}" for i, item_hash in enumerate(own)]
+                known[name] = own
         return known
 
     def _options_of(self, name: str, request: Request) -> Mapping[str, Any]:

@@ -33,6 +33,7 @@ from mmkit import (
     Output,
     Record,
     Tensor,
+    Text,
     already_expanded,
     any_id,
     batched,
@@ -131,6 +132,29 @@ PAGE = ModelSpec(
         embeds=False,
     ),
 )
+
+
+def as_plain_text(scope: Any, text: str) -> list[int]:
+    return scope.tok.text("{}", text)
+
+
+def noted(encode: Callable[[Any, str], list[int]]) -> dict[str, Any]:
+    """The changes of frames for items with a note, whose ids stand behind the placeholders."""
+
+    def process(items: Any, scope: Any) -> dict[str, Any]:
+        notes = [torch.tensor(encode(scope, one["note"]), dtype=torch.int64) for one in items]
+        return {"frames": [one["frames"] for one in items], "note": notes}
+
+    return {
+        "item": Record(frames=Tensor(shape=(2, 3)), note=Text(most=12, alphabet="abc <>/adeilmnoprsuw")),
+        "layout": embed(tok["<pad>"]) * 2 + fields.note,
+        "fields": {"frames": batched(), "note": batched(hidden=True)},
+        "process": process,
+        "embeds": False,
+    }
+
+
+NOTED = ModelSpec("noted", frames(**noted(as_plain_text)))
 ROBOT = ModelSpec(
     "robot",
     Modality(
@@ -525,6 +549,18 @@ def index_beyond_its_part(inherited, modality, data):
         return inherited(modality, [{**value, "click": value["click"].clamp(0, 0)} for value in data])
 
 
+def as_the_tokenizer_reads_it(scope, text):
+    return scope.tok.tokenizer.encode(text, add_special_tokens=False)
+
+
+def placeholder_of_a_text(inherited, modality, data):
+    refused, modality.intake.placeholder_texts = modality.intake.placeholder_texts, ()
+    try:
+        return inherited(modality, data)
+    finally:
+        modality.intake.placeholder_texts = refused
+
+
 def unknown_modality_ignored(inherited, mm_data, **options):
     return inherited({name: data for name, data in mm_data.items() if name in MODALITIES}, **options)
 
@@ -727,6 +763,10 @@ BUGS = [
         r"an unknown modality: accepted"),
     Bug("refusal", "message_without_modality", "info.parse_mm_data", message_without_modality,
         r": the message names no modality: request: expected well-formed items"),
+    Bug("refusal", "special_token_of_a_text", "frames", lambda: noted(as_the_tokenizer_reads_it),
+        r"'</?\w+>' in note of frames: the layout has 1 of this token, and 0 with another text"),
+    Bug("refusal", "placeholder_of_a_text", "parser.parsed", placeholder_of_a_text,
+        r"'<(pad|row|frame|series)>' in note of frames: accepted", spec=NOTED),
     Bug("refusal", "refused_by_a_crash", "parser.parsed",
         lambda inherited, modality, data: hash_of_the_container(inherited, modality, data),
         r"as an item of (series|frames): refused with (TypeError|RuntimeError|ValueError|AttributeError): "),

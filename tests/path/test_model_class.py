@@ -1,16 +1,24 @@
 """What is wrong with a model class is said when it is registered, or by counts, and not by an engine that ends."""
 
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from mmkit import Modality, ModelSpec, MultiModalModel, SpecError, Tensor, batched
+from mmkit import Modality, ModelSpec, MultiModalModel, SpecError, Tensor, batched, embed
+from mmkit.errors import MmkitError
+from mmkit.expr import Scope
+from mmkit.layout import Layout
+from mmkit.model.sound import unsound_items
 from mmkit.testing import Violation, check_law
+from mmkit.testing.vllm_model import loaded_model, merged, rows
+from mmkit.testing.vllm_path import run
 from tests.unit.common import refused
 
-from .planted import HIDDEN, MIXED, Derived, _Encoders, with_model
+from .planted import HIDDEN, ID, MIXED, Derived, _Encoders, with_model
 
 
 class Series:
@@ -68,6 +76,61 @@ def test_what_an_encoder_may_not_return(returned: Any, sentence: str) -> None:
     with pytest.raises(Violation) as refusal:
         check_law("counts", with_model(Odd), examples=20)
     assert f"MmkitError: mixed.frames, embed_frames{sentence}" in str(refusal.value)
+
+
+OTHER_ROWS: dict[str, Callable[[list[torch.Tensor]], Any]] = {
+    "a row too few": lambda rows: [rows[0][1:], *rows[1:]],
+    "a row too many": lambda rows: [torch.cat([rows[0], rows[0]]), *rows[1:]],
+    "an item too few": lambda rows: rows[1:],
+    "an item too many": lambda rows: [*rows, rows[0]],
+    "another width": lambda rows: [rows[0][:, 1:], *rows[1:]],
+    "integers": lambda rows: [rows[0].int(), *rows[1:]],
+    "no tensor": lambda rows: [rows[0].tolist(), *rows[1:]],
+    "nothing": lambda rows: None,
+    "one tensor": torch.cat,
+}
+
+
+def test_rows_of_another_number_do_not_end_a_serving_engine() -> None:
+    """While it starts, they do. Series have rows of their own number, frames all the same; the layout of one is a
+    function."""
+
+    def laid_out(scope: Scope) -> Layout:
+        return embed(scope.tok["<pad>"]) * int(scope.fields.length)
+
+    spoils: list[Callable[[list[torch.Tensor]], Any]] = [list]
+
+    class Spoilt(Derived):
+        def embed_series(self, values: torch.Tensor, length: Any, version: Any) -> Any:
+            return spoils[0](list(super().embed_series(values, length, version)))
+
+        def embed_frames(self, frames: torch.Tensor) -> Any:
+            return spoils[0](list(super().embed_frames(frames)))
+
+    def counted(name: str) -> float:
+        return float(unsound_items().labels(name)._value.get())
+
+    opaque = MIXED.modalities[0].model_copy(update={"layout": laid_out})
+    for spec in (MIXED, ModelSpec("mixed", opaque, *MIXED.modalities[1:])):
+        subject = with_model(Spoilt, spec)
+        values = {"series": [torch.ones(3, 2), torch.ones(2, 2)], "frames": [torch.ones(2, 3), torch.zeros(2, 3)]}
+        prompt = [ID["<series>"]] * 2 + [ID["<frame>"]] * 2
+        outcome = run(subject.processor, prompt, values, {})
+        with loaded_model(subject.processor.info.ctx.model_config) as model:
+            for (name, items), (what, spoil) in product(outcome.items.items(), OTHER_ROWS.items()):
+                spoils[:] = [list]
+                right, before = rows(model, items), counted(name)
+                spoils[:] = [spoil]
+                model.mm_engine.cache_config.num_gpu_blocks = None
+                with pytest.raises(MmkitError, match=f"mixed.{name}, embed_{name}"):
+                    rows(model, items)
+                model.mm_engine.cache_config.num_gpu_blocks = 1
+                got = rows(model, items)
+                spoilt = len(right) if what in ("an item too few", "an item too many", "nothing", "one tensor") else 1
+                assert counted(name) == before + spoilt, (name, what)
+                for i, (one, other) in enumerate(zip(got, right, strict=True)):
+                    assert torch.equal(one, torch.zeros_like(other) if i < spoilt else other), (name, what, i)
+                assert merged(model, got).isfinite().all()
 
 
 def test_a_class_that_is_its_own_language_model() -> None:

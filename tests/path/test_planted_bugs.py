@@ -11,7 +11,7 @@ from mmkit.testing import LAWS, NotApplicable, check_law
 from tests import ROOT
 from tests.profiles import scaled
 
-from .planted import BASES, BUGS, BY_NUMBER, Bug, another_qwen, mixed, violation
+from .planted import BASES, BUGS, BY_NUMBER, NOTED, Bug, another_qwen, mixed, violation
 
 EXAMPLES = 200
 """At most; every planted bug is found before, the same way each time."""
@@ -69,6 +69,11 @@ def test_the_table_in_the_docs_is_complete() -> None:
     page = (ROOT / "docs/data/planted-bugs.md").read_text()
     rows = re.findall(r"^\| (.+?) \| .+? \| (\w+) \| `(.+?)` \|", page, re.MULTILINE)
     assert [row[:2] for row in rows] == [(bug.name.replace("_", " "), bug.law) for bug in BUGS]
+
+
+def test_notes_that_spell_special_tokens_pass() -> None:
+    for law in ("ranges", "cache", "identity", "refusal"):
+        check_law(law, mixed(NOTED), examples=scaled(20))
 
 
 def test_numbered_placeholders_pass() -> None:

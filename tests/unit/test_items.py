@@ -344,8 +344,35 @@ def test_expressions_and_functions_in_declarations():
     assert MATRIX.schema() == {"shape": [2, 3], "dtype": "float32"}
     indices = bound(shape=(between(1, cfg.n),), dtype="int64", bound=between(0, cfg.d))
     assert indices.schema() == {"shape": [[1, 2]], "dtype": "int64", "values": [0, 3]}
-    letters = Text(most=3).bind(CONFIG)
-    assert (letters.candidates(), letters.small()) == (["aaa"], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "candidates", "half", "small"),
+    [
+        (Text(most=3), ["aaa"], ["a"], ["a"]),
+        (Text(most=8, least=2, alphabet="ACGTN"), ["ACGTNACG"], ["ACGT"], ["AC"]),
+        (Text(most=8, alphabet="ACGTN", largest="N" * 8), ["NNNNNNNN"], ["NNNN"], ["N"]),
+        (Text(most=8, largest="CC(=O)O"), ["CC(=O)O"], ["CC("], ["C"]),
+        (Text(most=cfg.big, least=0, largest=["", "CCO", "CCN"]), ["", "CCO", "CCN"], ["", "C", "C"], [""]),
+        (Text(most=3, alphabet=lambda s: "AB", largest=lambda s: "B" * s.cfg.d), ["BBB"], ["B"], ["B"]),
+    ],
+)
+def test_texts_that_mmkit_makes(kind, candidates, half, small):
+    """Binding and the laws make them; a text that the spec states comes first."""
+    kind = kind.bind(CONFIG)
+    assert kind.bind(CONFIG) == kind
+    assert (kind.candidates(), kind.candidates(0.5), kind.small()) == (candidates, half, small)
+    for text in (*candidates, *half, *small):
+        assert kind.canonical(text, AT) == text
+
+
+def test_letters_of_a_text():
+    kind = Text(most=4, alphabet="ACGTN").bind(CONFIG)
+    sentence = f"{AT}: expected a text of 1..4 characters among 'ACGTN', got"
+    assert kind.canonical("ACGN", AT) == "ACGN"
+    assert outcome(kind.canonical, "ACga", AT) == f"{sentence} 'g' at 2."
+    assert outcome(kind.canonical, "ACGTN", AT) == f"{sentence} 5 of them."
+    assert kind.schema() == {"shape": [[1, 4]], "dtype": "text", "alphabet": "ACGTN"}
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ from mmkit.expr import Scope, evaluate
 from mmkit.field import identity
 from mmkit.placement import NotFound, place
 
-from .common import CONFIG, alternatives, bound, modality, plan_of, refused
+from .common import CONFIG, Tokenizer, alternatives, bound, modality, plan_of, refused
 
 PIXELS, FRAMES = np.zeros((4, 5, 3), np.uint8), np.zeros((2, 4, 5, 3), np.uint8)
 LONGER, WIDER = np.zeros((4, 4, 3)), np.zeros((4, 5, 3))
@@ -101,12 +101,32 @@ def without_tokenizer(layout):
     return ModelSpec("spec", modality(layout=layout)).bind(CONFIG)
 
 
+def ending_at(eos_token_id):
+    config = SimpleNamespace(n=2, vocab_size=200, eos_token_id=eos_token_id)
+    assert ModelSpec("spec", modality(layout=embed(3))).bind(config).embed_ids == {3}
+    assert ModelSpec("spec", modality(layout=embed(2))).bind(config, Tokenizer()).embed_ids == {2}
+    return ModelSpec("spec", modality(layout=embed(2))).bind(config)
+
+
 def parse(kind, data):
     return bound(item=kind, process=hf()).intake.parse(data)
 
 
 def preview(data, prompt=(5,), processor=None, **options):
     return plan_of(modality(**options), processor=processor).preview(list(prompt), data)
+
+
+spelling = dict(
+    item=Record(a=Text(12)), layout=embed(tok["<image>"]), update=replace(tok["<im_end>"]),
+    process=lambda items, scope: {"x": torch.zeros(len(items), 2)},
+)  # fmt: skip
+
+
+def strict(items, scope):
+    for text in items:
+        if {*text} - {*"CNO=()"}:
+            raise InputError("m", "a SMILES", repr(text))
+    return {"x": torch.zeros(len(items), 2)}
 
 
 def clipped(data):
@@ -241,6 +261,12 @@ SPECS = [
      lambda: plan_of(modality(update=replace(181)), modality("n", update=NUMBERED, fields={"y": batched()}))),
     ("spec.m, item: expected the most encoder rows for the largest item, got 1, and 4 for the smallest. State …",
      lambda: bound(item=Tensor(shape=(between(1, 4), 2)), layout=embed(5) * (5 - item.length))),
+    ("spec.m, layout: expected a placeholder id that no text has, got 2, the config's eos_token_id, with which an "
+     "answer ends. Use …", *[partial(ending_at, end) for end in (2, [1, 2])]),
+    ("spec.m, layout: expected 1 embed() position(s) whatever item.index is, as for the first item, got 2. Say by "
+     "cacheable=False that an item depends on its position.", lambda: bound(layout=embed(5) * (item.index + 1))),
+    ("the largest item, or the smallest, that mmkit made is refused: m: expected a SMILES, got 'aa'. State its "
+     "alphabet=, or a text as largest=.", lambda: bound(item=Text(2), process=strict)),
     ("spec, process: expected a Hugging Face processor for hf(), got none. Bind the spec with processor=.",
      lambda: preview({"m": ZEROS}, process=hf())),
 ]
@@ -258,6 +284,8 @@ BOUND = [
      dict(embeds=embed(item.rows))),
     ("layout: expected a placeholder id that no text has, got 153, the token 'word'. Use …", dict(layout=embed(153))),
     ("layout: expected a placeholder id that no text has, got 151, with which …", dict(layout=embed(151))),
+    ("layout: expected a placeholder id that no text has, got 152, which stands for every text that the tokenizer does "
+     "not know. Use …", dict(layout=embed(152))),
     ("update: tok.text('\N{SNOWMAN}') has no value: the tokenizer has no token for a part of …",
      dict(update=replace(tok.text("\N{SNOWMAN}")))),
     ("update: tok.text('{}', item.shape) has no value: item.shape is neither a text nor a number but a tuple.",
@@ -299,6 +327,11 @@ BOUND = [
     ("item: Tensor.largest: expected a shape within (1..4, 3), got (5, 3).", shaped(between(1, 4), 3, largest=(5, 3))),
     ("item: Record.b: Tensor.shape: item.c has …", recorded(a=TEXT, b=Tensor((item.c.length,)))),
     ("item: Record.a: Text.least, Text.most: expected …, got 1..0.", recorded(a=Text(most=cfg.n - 2))),
+    ("item: Text.alphabet: expected a text of at least one character, got ''.", dict(item=Text(2, alphabet=""))),
+    ("item: Text.largest: expected at least one text, got none.", dict(item=Text(2, largest=[]))),
+    ("item: Text.largest: expected a text of 1..2 characters, got int 2.", dict(item=Text(2, largest=cfg.n))),
+    ("item: Text.largest: expected a text of 1..2 characters among 'ab', got 'c' at 1.",
+     dict(item=Text(2, alphabet="ab", largest=["ab", "bc"]))),
     ("item: Audio.largest: expected … of at most 50 samples, got 51 …", dict(item=Audio(51, most=50))),
     ("item: Audio.most: expected whole numbers >= 0, in order, got -1.", dict(item=Audio(9, most=cfg.minus))),
     ("item: Image.largest: expected 2 …", *[dict(item=Image(row)) for row in (5, (3, 0), (1.5, 2), [(1, 2), (3,)])]),
@@ -404,6 +437,7 @@ VALUES = [
     ("a text of 1..2 characters, got int 3.", (TEXT, [3])),
     ("a text of 1..2 characters, got 3 of them.", (TEXT, "abc")),
     ("a text of 1..2 characters, got 0 of them.", (TEXT, "")),
+    ("a text of 1..2 characters among 'CO', got 'N' at 1.", (Text(2, alphabet="CO"), "CN")),
     ("a text that UTF-8 can encode, got half of a surrogate pair at 1.", (TEXT, "a\ud800")),
     ("a dict of a and b, got one of ['a', 'c'].", (RECORD, {"a": [1], "c": 2})),
     ("a dict of a and b, got int 3. A list or tuple is several items.", (RECORD, [3])),
@@ -467,6 +501,10 @@ REQUESTS = [
     ("spec.m: expected items …, got TypeError: … multiple values for keyword argument 'm'.", lambda: plan_of(
         modality(process=hf()), processor=asking).configured({"m": 0}, asking).preview([5, 5], {"m": ZEROS})),
     ("spec.m[0]: expected an item of mine, got another.", lambda: preview({"m": ZEROS + 1}, process=picky)),
+    ("spec.m[1].a: expected a text without '<im_end>', which stands for an item, got 'x<im_end>y'.", lambda: preview(
+        {"m": [{"a": "x"}, {"a": "x<im_end>y"}]}, [8, 8], **spelling)),
+    ("spec.m[0].a: expected a text without '<image>', which …, got '<image>'.", lambda: preview(
+        {"m": {"a": "<image>"}}, [8], **spelling)),
     ("spec.multi_modal_data: expected …, got 'x'.", lambda: PLAN.expand([], {"x": 0}), lambda: preview({"x": 0})),
     ("spec.multi_modal_data: …, got 'm_embeds'. Send embeddings …", lambda: preview({"m_embeds": ZEROS}, embeds=True)),
     ("spec.multi_modal_data: …, got 'm_embeds'. Send the raw items …", lambda: preview({"m_embeds": ZEROS[None]})),

@@ -117,8 +117,7 @@ AREA = dict(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item
         (dict(layout=lambda s: embed(5)), lambda own: ids(own) is ids(own), False),
         (dict(layout=embed(5) * item.length), lambda own: ids(own) is ids(own, index=1), True),
         (dict(layout=lambda s: embed(5)),
-         lambda own: (own.placeholders.depends_on_index, own.placeholders.has_own_rows, own.placeholders.varies),
-         (True, False, True)),
+         lambda own: (own.placeholders.depends_on_index, own.sends_rows, own.placeholders.varies), (True, True, True)),
         (dict(layout=lambda s: embed(5) * s.item.index + embed(5)), lambda own: len(ids(own, index=2)), 3),
         (dict(embeds=embed(6) * item.rows),
          lambda own: (own.placeholders_of_embeddings.varies, own.placeholders.varies), (True, False)),
@@ -138,9 +137,12 @@ AREA = dict(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item
          lambda own: own.placeholders_of_embeddings.rows({"n": torch.tensor(4)}), 4),
         (dict(OTHERS, layout=embed(5) * (fields.n + fields.k[0]), embeds=embed(5) * (fields.k[0] + fields.x)),
          lambda own: [own.placeholders.fields, own.placeholders_of_embeddings.fields], [{"n", "k"}, {"k", "x"}]),
-        (dict(OTHERS, layout=READS), lambda own: own.placeholders.has_own_rows, True),
-        (dict(layout=embed(5) * item.length), lambda own: own.placeholders.has_own_rows, True),
-        (dict(layout=embed(5) * (item.index + 1)), lambda own: own.placeholders.has_own_rows, False),
+        (dict(OTHERS, layout=READS), lambda own: own.sends_rows, True),
+        (dict(layout=embed(5) * item.length), lambda own: own.sends_rows, True),
+        (dict(layout=embed(5) * (item.index + 1), cacheable=False), lambda own: own.sends_rows, True),
+        (dict(layout=tok.text("{}", item.index) + embed(5), cacheable=False), lambda own: own.sends_rows, True),
+        ({}, lambda own: own.sends_rows, False),
+        (dict(fields={"x": flat(2)}), lambda own: own.sends_rows, True),
         (dict(item=FOUR, layout=embed(5) * (item.length + 1)), largest, 5),
         (AREA, lambda own: (own.largest_item().size, largest(own)), ((3, 4), 12)),
         (AREA, lambda own: own.largest_item({"width": 2}).size, (2, 4)),
@@ -171,7 +173,7 @@ def test_what_a_bound_modality_tells(options, ask, answer):
 def test_layouts_are_kept_up_to_a_size(monkeypatch):
     """The least recently used goes; what is larger, or depends on a large tensor, is not kept."""
     monkeypatch.setattr("mmkit.bound.placeholders._LAYOUT_IDS", 2000)
-    by_index = bound(layout=embed(5) * (item.index + 1))
+    by_index = bound(layout=embed(5) * (item.index + 1), cacheable=False)
     first, second = ids(by_index, index=600), ids(by_index, index=601)
     assert ids(by_index, index=600) is first
     third = ids(by_index, index=400)

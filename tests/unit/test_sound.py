@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmkit.bound.placeholders import encoder_rows_or_zeros
 from mmkit.bound.soundness import largest_magnitude
 from mmkit.model.sound import Reporter, contained, unsound_items
 
@@ -51,4 +52,43 @@ def test_the_operator_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert line == (
         "mmkit: robot.actions: the encoder rows of 2 item(s) were not finite, or larger than 16384 in magnitude. The "
         "requests were answered as if these rows were zeros."
+    )
+
+
+WIDTH = 2
+RIGHT = st.integers(0, 3).map(lambda count: torch.ones(count, WIDTH))
+WRONG = st.sampled_from(
+    [torch.ones(9, WIDTH), torch.ones(1, WIDTH + 1), torch.ones(1, WIDTH).int(), torch.ones(WIDTH), [[1.0, 1.0]], None]
+)
+
+
+@given(st.lists(st.tuples(RIGHT, st.none() | WRONG), max_size=4), st.data())
+def test_an_item_with_other_rows_than_its_layout_is_zeros_and_no_other_is(items: list[Any], data: Any) -> None:
+    """Whatever an encoder returns, each item gets as many rows as its layout has, and nothing raises."""
+    counts = [len(right) for right, _ in items]
+    returned = [right if wrong is None else wrong for right, wrong in items]
+    zeros = torch.zeros(WIDTH)
+    rows, errors = encoder_rows_or_zeros(returned, "robot.arm, embed_arm", counts, zeros)
+    assert len(errors) == sum(wrong is not None for _, wrong in items)
+    for own, (right, wrong) in zip(rows, items, strict=True):
+        assert torch.equal(own, right if wrong is None else torch.zeros_like(right))
+    all_wrong = data.draw(st.sampled_from([[*returned, torch.ones(1, WIDTH)], None, 1.0, torch.ones(2, WIDTH)]))
+    rows, errors = encoder_rows_or_zeros(all_wrong, "robot.arm, embed_arm", counts, zeros)
+    assert [own.tolist() for own in rows] == [[[0.0] * WIDTH] * count for count in counts]
+    assert len(errors) == len(counts)
+
+
+def test_the_operator_is_told_of_rows_that_are_missing(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("prometheus_client")
+    reporter = Reporter("robot", 16384.0)
+    before = unsound_items().labels("arm")._value.get()
+    _, errors = encoder_rows_or_zeros([torch.ones(2, WIDTH)], "robot.arm, embed_arm", [3], torch.zeros(WIDTH))
+    with caplog.at_level(logging.ERROR):
+        reporter.add_errors("arm", errors)
+        reporter.add_errors("arm", errors)
+    assert unsound_items().labels("arm")._value.get() == before + 2
+    (line,) = caplog.messages
+    assert line == (
+        "mmkit: robot.arm, embed_arm, item 0: expected 3 encoder rows, got 2. Return one row per embed() position. The "
+        "requests of 1 such item(s) were answered as if all rows of the item were zeros."
     )

@@ -18,11 +18,12 @@ from ...errors import InputError
 from ...items.base import ends
 from ...layout import as_text
 from ...placement import Runs
+from ...plan import Plan
 from .. import vllm_path
 from ..differences import brief, differences, near
 from ..law import Case, NotApplicable, Refused, law
-from ..strategies import ImageSample, Request
-from ..subject import Subject
+from ..strategies import ImageSample, PlainSample, Request, can_spell
+from ..subject import Subject, special_texts
 from ..vllm_model import embeddings, hidden_size, parsed_embeddings
 from ..vllm_path import LEAST_CACHE_GIB, Caches, Miss, Outcome, Piece, decoded, most_rows, run
 
@@ -284,7 +285,8 @@ def _becomes(outcome: Outcome, name: str) -> list[Any]:
 @law(cost=4)
 def refusal(case: Case) -> None:
     """Missing, surplus or malformed items, and placeholder counts that do not match, are refused in
-    a message that names the modality."""
+    a message that names the modality. So is a text in an item that spells a placeholder; no other
+    special token comes out of a text."""
     subject = case.subject
     request = case.draw_request()
     named = (*subject.samples, "prompt", "multi_modal_data")
@@ -299,6 +301,41 @@ def refusal(case: Case) -> None:
             case.fail(f"{mistake}: refused with {done}")
         if not any(name in str(done.error) for name in named):
             case.fail(f"{mistake}: the message names no modality: {done.error}")
+    if subject.plan is not None:
+        for name in request.items:
+            _check_special_tokens_in_texts(case, subject.plan, request, name)
+
+
+def _check_special_tokens_in_texts(case: Case, plan: Plan, request: Request, name: str) -> None:
+    """Spell a special token in each text of an item, and compare its layout with that of the drawn
+    item: a text of the same length has as many of this token."""
+    modality, special = plan.modalities[name], special_texts(plan)
+    kind: Any = modality.item
+    value = kind.canonical(request.items[name][0].value(), name)
+    for place, drawn in kind.texts(value):
+        part = place.removeprefix(".")
+        of_part = kind.part(part, value) if part else kind
+        fitting = [text for text in special if can_spell(of_part, text, len(drawn))]
+        if not fitting:
+            continue
+        word = case.draw(st.sampled_from(sorted(fitting)))
+        text = word + drawn[len(word) :]
+        sent = {**value, part: text} if part else text
+        mistake = f"{word!r} in {part or 'a text'} of {name}"
+
+        def layout(item: Any) -> list[int]:
+            (piece,) = case.subject.pieces(name, [PlainSample(0, item)], request.kwargs)
+            return piece.ids
+
+        ids = case.attempt(layout, sent)
+        if isinstance(ids, Refused):
+            continue
+        if word in modality.intake.placeholder_texts:
+            case.fail(f"{mistake}: accepted")
+        count, count_of_drawn = ids.count(special[word]), layout(value).count(special[word])
+        if count > count_of_drawn:
+            tokens = f"{count} of this token, and {count_of_drawn}"
+            case.fail(f"{mistake}: the layout has {tokens} with another text")
 
 
 def _has_layout(subject: Subject, request: Request, name: str) -> bool:
