@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, field, replace
-from functools import cache
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -17,10 +16,10 @@ from ..errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, expression, expressions, plain
 from ..node import Stated, stated
 from .base import ItemType
+from .pictures import check_file, pil, upright_rgb
 from .size import Between, Sizes, check_positive, check_size, is_number, sizes_of
 from .values import ARRAYS, SCALARS, as_array, check_finite, described, form, strided
 
-_ORIENTATION = 0x0112  # the EXIF tag that says how a picture was held
 _ANY: Any = math.inf
 
 _AUDIO = "a 1-D float array or an (array, sampling rate) pair"
@@ -44,8 +43,10 @@ class Image(_Media):
     width) array or tensor.
 
     The canonical form is an upright PIL image in RGB, transparency on white, also for 8-bit RGB
-    pixels with channels last or first. Other arrays, for example float32 of one, three or four
-    channels, stay as they are for `hf()`; a function of the spec receives PIL images alone.
+    pixels with channels last or first. A picture of more than 8 bits per channel (PIL's modes I;16,
+    I and F) is refused: its values would be clipped. Other arrays, for example float32 of one,
+    three or four channels, stay as they are for `hf()`; a function of the spec receives PIL images
+    alone.
 
     Attributes:
         largest: (width, height) in pixels of the image with the most tokens; a list where it is one
@@ -70,11 +71,15 @@ class Image(_Media):
 
     def canonical(self, value: object, where: str) -> Any:
         media = getattr(value, "media", value)  # vLLM wraps decoded media together with its bytes
-        if isinstance(media, _pil().Image):
+        if isinstance(media, pil().Image):
             if 0 in media.size:
                 raise InputError(where, "an image of at least 1 x 1 pixels", f"size {media.size}")
-            # what vLLM wraps, it has converted
-            return value if media is not value else _rgb(value)
+            if media is value:
+                return upright_rgb(value, where)
+            # what vLLM wraps, it has converted, and it says nothing of what was lost
+            if isinstance(file := getattr(value, "original_bytes", None), bytes):
+                check_file(file, where)
+            return value
         if not isinstance(media, ARRAYS):
             raise InputError(where, "a PIL image or an array", described(value))
         expected = "an array of shape (height, width, 3) or (3, height, width)"
@@ -87,7 +92,7 @@ class Image(_Media):
             pixels = np.asarray(media)
             if pixels.shape[-1] != 3:
                 pixels = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
-            return _pil().fromarray(pixels, "RGB")
+            return pil().fromarray(pixels, "RGB")
         if self.only_pictures:
             remedy = "Send three channels of uint8 values from 0 to 255."
             raise InputError(where, "a PIL image or 8-bit RGB pixels", form(media), remedy)
@@ -99,7 +104,7 @@ class Image(_Media):
         return SimpleNamespace(index=index, width=width, height=height)
 
     def blank(self, *sizes: int) -> Any:
-        return _pil().new("RGB", sizes, color=(255, 255, 255))
+        return pil().new("RGB", sizes, color=(255, 255, 255))
 
 
 class Video(_Media):
@@ -297,31 +302,6 @@ def _video_parts(value: Any) -> tuple[Any, Any]:
     if _is_pair(value):
         return getattr(value[0], "media", value[0]), value[1]
     return value, None
-
-
-@cache
-def _pil() -> Any:
-    """PIL's module of images, which models without any do not load."""
-    from PIL import Image as PILImage
-
-    return PILImage
-
-
-def _rgb(image: Any) -> Any:
-    """A PIL image in RGB, as vLLM makes it."""
-    with suppress(Exception):  # of EXIF data that cannot be read
-        if image.getexif().get(_ORIENTATION, 1) != 1:
-            from PIL import ImageOps
-
-            image = ImageOps.exif_transpose(image)
-    if image.mode == "RGB":
-        return image
-    if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
-        return image.convert("RGB")
-    image = image.convert("RGBA")
-    white = _pil().new("RGB", image.size, (255, 255, 255))
-    white.paste(image, mask=image.getchannel("A"))
-    return white
 
 
 def _image_size(image: Any) -> tuple[int, int]:
