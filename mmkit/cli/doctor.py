@@ -17,6 +17,9 @@ from .common import plural, reason, shipped
 
 PLUGINS = "vllm.general_plugins"
 MEDIA = ("torchvision", "torchaudio", "torchcodec")
+AUDIO_DECODERS = ("soundfile", "torchcodec")
+"""Libraries that scale the integers of a file to -1..1 and mix its channels. PyAV, which vLLM takes
+without them, does neither."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,11 @@ def _media() -> Iterator[Finding]:
         if version := _version(name):
             remedy = f"pip uninstall {name}, or install the build for this torch."
             yield _imported(name, name, f"{version}.", remedy)
+
+    if not any(map(_version, AUDIO_DECODERS)):
+        text = f"Neither {' nor '.join(AUDIO_DECODERS)} is installed to decode them."
+        remedy = f"pip install {DISTRIBUTION}[audio]; a model without audio does not need it."
+        yield Finding("audio files", text, remedy)
 
 
 def _plugins() -> Iterator[Finding]:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, field, replace
-from functools import cache
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -17,13 +16,22 @@ from ..errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, expression, expressions, plain
 from ..node import Stated, stated
 from .base import ItemType
+from .pictures import check_file, pil, upright_rgb
 from .size import Between, Sizes, check_positive, check_size, is_number, sizes_of
 from .values import ARRAYS, SCALARS, as_array, check_finite, described, form, strided
 
-_ORIENTATION = 0x0112  # the EXIF tag that says how a picture was held
 _ANY: Any = math.inf
 
 _AUDIO = "a 1-D float array or an (array, sampling rate) pair"
+
+_AUDIO_BOUND = 8.0
+"""A few times the magnitude of samples, which no decoded file was seen to reach."""
+
+_MOST_CHANNELS = 8
+"""Of a file of audio. A 2-D array of fewer columns than these is one recording, and no batch."""
+
+_MOST_UPSAMPLING = 16
+"""A sample must not become gigabytes: where no length is stated, 1 kHz may become 16 kHz."""
 
 
 class _Media(ItemType):
@@ -44,8 +52,10 @@ class Image(_Media):
     width) array or tensor.
 
     The canonical form is an upright PIL image in RGB, transparency on white, also for 8-bit RGB
-    pixels with channels last or first. Other arrays, for example float32 of one, three or four
-    channels, stay as they are for `hf()`; a function of the spec receives PIL images alone.
+    pixels with channels last or first. A picture of more than 8 bits per channel (PIL's modes I;16,
+    I and F) is refused: its values would be clipped. Other arrays, for example float32 of one,
+    three or four channels, stay as they are for `hf()`; a function of the spec receives PIL images
+    alone.
 
     Attributes:
         largest: (width, height) in pixels of the image with the most tokens; a list where it is one
@@ -70,11 +80,15 @@ class Image(_Media):
 
     def canonical(self, value: object, where: str) -> Any:
         media = getattr(value, "media", value)  # vLLM wraps decoded media together with its bytes
-        if isinstance(media, _pil().Image):
+        if isinstance(media, pil().Image):
             if 0 in media.size:
                 raise InputError(where, "an image of at least 1 x 1 pixels", f"size {media.size}")
-            # what vLLM wraps, it has converted
-            return value if media is not value else _rgb(value)
+            if media is value:
+                return upright_rgb(value, where)
+            # what vLLM wraps, it has converted, and it says nothing of what was lost
+            if isinstance(file := getattr(value, "original_bytes", None), bytes):
+                check_file(file, where)
+            return value
         if not isinstance(media, ARRAYS):
             raise InputError(where, "a PIL image or an array", described(value))
         expected = "an array of shape (height, width, 3) or (3, height, width)"
@@ -87,7 +101,7 @@ class Image(_Media):
             pixels = np.asarray(media)
             if pixels.shape[-1] != 3:
                 pixels = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
-            return _pil().fromarray(pixels, "RGB")
+            return pil().fromarray(pixels, "RGB")
         if self.only_pictures:
             remedy = "Send three channels of uint8 values from 0 to 255."
             raise InputError(where, "a PIL image or 8-bit RGB pixels", form(media), remedy)
@@ -99,7 +113,7 @@ class Image(_Media):
         return SimpleNamespace(index=index, width=width, height=height)
 
     def blank(self, *sizes: int) -> Any:
-        return _pil().new("RGB", sizes, color=(255, 255, 255))
+        return pil().new("RGB", sizes, color=(255, 255, 255))
 
 
 class Video(_Media):
@@ -145,6 +159,8 @@ class Video(_Media):
         if isinstance(frames, torch.Tensor):
             frames = strided(frames, where, expected)
         check_finite(frames, where)
+        if metadata is not None:
+            _check_metadata(metadata, len(frames), f"{where}, metadata")
         return (frames, metadata) if self.metadata else frames
 
     def facts(self, value: Any, index: int) -> SimpleNamespace:
@@ -172,12 +188,16 @@ class Audio(_Media):
     `rate`.
 
     The canonical form is a float32 array. torchaudio, vLLM's default, resamples it, or soxr;
-    without either mmkit refuses another sampling rate than `rate`.
+    without either mmkit refuses another sampling rate than `rate`. n samples at one rate become
+    ceil(n * rate / that rate) by either.
 
     Attributes:
         largest: length in samples of the audio with the most tokens.
         rate: sampling rate in Hz that the model expects; None refuses audio with a sampling rate.
         most: the most samples at that rate; None for any number.
+        bound: the largest magnitude of a sample. Samples lie within -1..1, and a lossy codec
+            exceeds that a little; what exceeds the bound was never scaled, for example 16-bit
+            integers. None for any finite value.
 
     Facts: `length` in samples, `index`.
     """
@@ -186,10 +206,12 @@ class Audio(_Media):
     rate: Stated[Expr | float | None, Any] = stated(expression, default=None)
     _: KW_ONLY
     most: Stated[Count | None, Any] = stated(expression, default=None)
+    bound: Stated[Expr | float | None, Any] = stated(expression, default=_AUDIO_BOUND)
 
     def bind(self, scope: Scope) -> Self:
         bound = super().bind(scope)
         check_positive(bound.rate, "Audio.rate")
+        check_positive(bound.bound, "Audio.bound")
         if bound.most is not None:
             check_size(bound.most, "Audio.most")
             if (longest := max(bound.largest)[0]) > bound.most:
@@ -224,11 +246,28 @@ class Audio(_Media):
         if rate is not None and not (is_number(rate) and 1 <= rate < math.inf):
             raise InputError(where, "a sampling rate >= 1 in Hz", repr(rate))
         check_finite(array, where)
+        self._check_scale(array, where)
         array = np.ascontiguousarray(array, dtype=np.float32)
         array = array if rate is None else self._at_rate(array, rate, where)
         if self.most is not None and len(array) > self.most:
             raise InputError(where, self.expected, f"{len(array)} samples")
         return array
+
+    def split(self, data: object, where: str) -> list[Any]:
+        if isinstance(data, ARRAYS) and data.ndim == 2:
+            length, channels = data.shape
+            if channels <= _MOST_CHANNELS < length:
+                got = f"shape {tuple(data.shape)}, which has {channels} channel(s)"
+                raise InputError(where, self.expected, got, "Average the channels: x.mean(1).")
+        return super().split(data, where)
+
+    def _check_scale(self, samples: np.ndarray[Any, Any], where: str) -> None:
+        if self.bound is None:
+            return
+        magnitude = max(float(samples.max()), -float(samples.min()))
+        if magnitude > self.bound:
+            expected = f"samples of magnitude <= {self.bound:g}"
+            raise InputError(where, expected, f"{magnitude:g}", "Scale them to -1..1.")
 
     def _at_rate(
         self, samples: np.ndarray[Any, Any], rate: float, where: str
@@ -240,13 +279,22 @@ class Audio(_Media):
         if before == after:
             return samples
         length = -(-len(samples) * after // before)
-        most = self.most or max(self.largest)[0]
-        # a few samples of a low rate must not become gigabytes
-        if length > max(len(samples), most):
-            got = f"{length} of them from {len(samples)} at {rate:g} Hz"
+        self._check_length(length, len(samples), rate, where)
+        resampled = np.zeros(length, np.float32)
+        made = _resampled(samples, before, after, where)[:length]  # soxr makes one less at times
+        resampled[: len(made)] = made
+        return resampled
+
+    def _check_length(self, length: int, before: int, rate: float, where: str) -> None:
+        """Refuse audio that is too long once it is resampled, before it is."""
+        if self.most is not None:
+            most = self.most
+        else:
+            most = max(max(self.largest)[0], _MOST_UPSAMPLING * before)
+        if length > most:
+            got = f"{length} of them from {before} at {rate:g} Hz"
             expected = f"at most {most} samples at {self.rate:g} Hz"
             raise InputError(where, expected, got, "Send less.")
-        return np.ascontiguousarray(_resampled(samples, before, after, where), dtype=np.float32)
 
     def facts(self, value: Any, index: int) -> SimpleNamespace:
         return SimpleNamespace(index=index, length=len(value))
@@ -267,6 +315,42 @@ def _resampled(samples: np.ndarray[Any, Any], before: int, after: int, where: st
         return soxr.resample(samples, before, after)
     got = f"{before} Hz, and no library that resamples"
     raise InputError(where, f"audio at {after} Hz", got, "Resample it first, or install soxr.")
+
+
+def _check_metadata(metadata: Mapping[str, Any], count: int, where: str) -> None:
+    """Refuse metadata that contradict the frames, or cannot be: those of a file without a length
+    say that it has -3e15 frames, and its loader has decoded one of them.
+
+    Args:
+        metadata: as vLLM's loaders make them; what they lack is not looked at.
+        count: the number of frames.
+        where: names them in errors.
+
+    Raises:
+        InputError: names the value.
+    """
+    remedy = "Send a file that states its length, or the frames alone."
+    fps = plain(metadata.get("fps"))
+    if fps is not None and not (is_number(fps) and 0 < fps < math.inf):
+        raise InputError(where, "fps > 0", repr(fps), remedy)
+    duration = plain(metadata.get("duration"))
+    if duration is not None and not (is_number(duration) and 0 <= duration < math.inf):
+        raise InputError(where, "a duration >= 0 in seconds", repr(duration), remedy)
+    total = plain(metadata.get("total_num_frames"))
+    if total is not None and not (is_number(total) and 1 <= total < math.inf):
+        raise InputError(where, "total_num_frames >= 1", repr(total), remedy)
+    indices = plain(metadata.get("frames_indices"))
+    if indices is None:
+        return
+    if not isinstance(indices, (list, tuple)) or len(indices) != count:
+        got = (
+            f"{len(indices)} of them" if isinstance(indices, (list, tuple)) else described(indices)
+        )
+        raise InputError(where, f"frames_indices of {count} frames", got)
+    last = math.inf if total is None else total - 1
+    for index in indices:
+        if not (is_number(index) and 0 <= index <= last):
+            raise InputError(where, f"frames_indices from 0 to {last}", repr(index))
 
 
 def _is_frame(value: Any) -> bool:
@@ -297,31 +381,6 @@ def _video_parts(value: Any) -> tuple[Any, Any]:
     if _is_pair(value):
         return getattr(value[0], "media", value[0]), value[1]
     return value, None
-
-
-@cache
-def _pil() -> Any:
-    """PIL's module of images, which models without any do not load."""
-    from PIL import Image as PILImage
-
-    return PILImage
-
-
-def _rgb(image: Any) -> Any:
-    """A PIL image in RGB, as vLLM makes it."""
-    with suppress(Exception):  # of EXIF data that cannot be read
-        if image.getexif().get(_ORIENTATION, 1) != 1:
-            from PIL import ImageOps
-
-            image = ImageOps.exif_transpose(image)
-    if image.mode == "RGB":
-        return image
-    if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
-        return image.convert("RGB")
-    image = image.convert("RGBA")
-    white = _pil().new("RGB", image.size, (255, 255, 255))
-    white.paste(image, mask=image.getchannel("A"))
-    return white
 
 
 def _image_size(image: Any) -> tuple[int, int]:

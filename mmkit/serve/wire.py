@@ -32,6 +32,7 @@ from msgspec import Raw, Struct
 from ..bound.intake import Taken
 from ..errors import InputError
 from ..items import ItemType
+from ..items.pictures import upright_rgb
 from ..items.tensor import DTYPES, Text
 from ..layout import Target
 from .protocol import Limits, ModalityInfo, begins, decoded, named, shown
@@ -350,7 +351,7 @@ def encoded(value: Any, where: str) -> Any:
         return _base64(value, where)
     if hasattr(value, "getbands"):
         buffer = io.BytesIO()
-        value.save(buffer, "PNG")
+        upright_rgb(value, where).save(buffer, "PNG")
         url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
         return {"image_url": {"url": url}}
     if isinstance(value, (list, tuple)):

@@ -187,6 +187,36 @@ def test_resampling(rate):
             kind.canonical((tone, rate), AT)
 
 
+@given(st.integers(1, 400), st.sampled_from([4000, 8000, 11025, 22050, 44100, 48000]))
+def test_one_rule_for_the_length_after_resampling(length, rate):
+    """That of torchaudio, whichever library there is; a recording may be longer than the largest item."""
+    if not any(map(find_spec, ("torchaudio", "soxr"))):
+        pytest.skip("no library that resamples")
+    kind = Audio(largest=9, rate=16000).bind(CONFIG)
+    samples = kind.canonical((np.zeros(length), rate), AT)
+    assert len(samples) == math.ceil(length * 16000 / rate)
+
+
+def test_a_stated_length_holds_after_resampling():
+    kind = Audio(largest=9, rate=16000, most=32).bind(CONFIG)
+    with pytest.raises(InputError, match="at most 32 samples at 16000 Hz, got 34 of them from 17 at 8000 Hz"):
+        kind.canonical((np.zeros(17), 8000), AT)
+
+
+@given(st.floats(-9, 9, width=32), st.none() | st.floats(0.5, 20, width=32))
+def test_samples_are_scaled(value, bound):
+    """Or refused; None takes any finite value."""
+    options = {} if bound is None else {"bound": bound}
+    samples = np.array([0.0, value])
+    audio = Audio(9, **options).bind(CONFIG)
+    if abs(value) <= (bound or 8.0):
+        assert audio.canonical(samples, AT).tolist() == [0.0, np.float32(value)]
+    else:
+        with pytest.raises(InputError, match=r"Scale them to -1\.\.1"):
+            audio.canonical(samples, AT)
+    assert len(Audio(9, bound=None).bind(CONFIG).canonical(samples, AT)) == 2
+
+
 # -- bounds ----------------------------------------------------------------------------------------------------------
 
 

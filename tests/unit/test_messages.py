@@ -336,6 +336,7 @@ BOUND = [
     ("item: Audio.most: expected whole numbers >= 0, in order, got -1.", dict(item=Audio(9, most=cfg.minus))),
     ("item: Image.largest: expected 2 …", *[dict(item=Image(row)) for row in (5, (3, 0), (1.5, 2), [(1, 2), (3,)])]),
     ("item: Audio.largest: expected 1 whole number(s) >= 1, got (-1,).", dict(item=Audio(largest=cfg.minus))),
+    ("item: Audio.bound: expected a number > 0 from cfg, got -1.", dict(item=Audio(largest=4, bound=cfg.minus))),
     ("item: Audio.rate: expected a number > 0 from cfg, got -1.", dict(item=Audio(largest=4, rate=-1))),
     ("limit: 1.5: expected the most items, a whole number >= 0, got 1.5. Use math.floor(), …", dict(limit=1.5)),
     ("limit: …: expected the most items, a whole number >= 0, got ….", dict(limit=-1), dict(limit=True)),
@@ -430,7 +431,7 @@ VALUES = [
     ("a (2,) int64 tensor, got a list that holds bool True.", (INDICES, [True, False])),
     ("a (2,) bool tensor, got dtype int64. Convert it to bool.", (MASK, np.zeros(2, int))),
     ("a (2,) bool tensor, got a list that holds int 1.", (MASK, [1, 0])),
-    ("at most 4 samples at 16000 Hz, got 48000 of them from 3 at 1 Hz. …", (Audio(4, rate=16000), (np.zeros(3), 1))),
+    ("at most 48 samples at 16000 Hz, got 48000 of them from 3 at 1 Hz. …", (Audio(4, rate=16000), (np.zeros(3), 1))),
     ("a PIL image or 8-bit RGB pixels, got shape (3, 4, 5) of torch.float32. Send three channels of uint8 values …",
      (PLAIN, torch.zeros(3, 4, 5))),
     ("a PIL image or 8-bit RGB pixels, got shape (1, …) of uint8. …", (PLAIN, PIXELS[None, :, :, 0])),
@@ -483,6 +484,25 @@ SOUNDS = [
     ("samples alone, since the spec states no sampling rate, got 8000 Hz. Send the array.", (np.zeros(3), 8000)),
     ("finite values of magnitude <= 65504, got NaN or an infinity.", [1.0, math.nan], np.array([math.inf])),
     ("finite values of magnitude <= 65504, got 1e+300.", np.array([1e300])),
+    ("samples of magnitude <= 8, got 32767. Scale them to -1..1.", np.array([3.0, -32767.0])),
+]
+
+STEREO = [
+    ("expected a 1-D float array …, got shape (9, 2), which has 2 channel(s). Average the channels: x.mean(1).",
+     np.zeros((9, 2))),
+]
+
+LENGTH = "Send a file that states its length, or the frames alone."
+METADATA = [
+    (f"fps > 0, got nan. {LENGTH}", {"fps": math.nan}),
+    ("fps > 0, got inf. …", {"fps": math.inf}),
+    ("fps > 0, got -1.0. …", {"fps": np.float64(-1)}),
+    (f"a duration >= 0 in seconds, got -2. {LENGTH}", {"fps": 1, "duration": -2}),
+    (f"total_num_frames >= 1, got -3074457345618259. {LENGTH}", {"total_num_frames": -3074457345618259}),
+    (f"frames_indices of {len(FRAMES)} frames, got 10 of them.", {"frames_indices": list(range(10))}),
+    ("frames_indices …, got int 5.", {"frames_indices": 5}),
+    ("frames_indices from 0 to 3, got 4.", {"total_num_frames": 4, "frames_indices": [4] * len(FRAMES)}),
+    ("frames_indices from 0 to inf, got -1.", {"frames_indices": [-1] * len(FRAMES)}),
 ]
 
 REQUESTS = [
@@ -580,6 +600,8 @@ ROWS = [
     *rows(InputError, ITEM, lambda data: parse(Image(largest=(4, 4)), data), IMAGES),
     *rows(InputError, ITEM, lambda data: parse(Video(largest=(2, 4, 4)), data), VIDEOS),
     *rows(InputError, ITEM, lambda data: parse(Audio(largest=4), data), SOUNDS),
+    *rows(InputError, "spec.m: ", lambda data: parse(Audio(largest=4), data), STEREO),
+    *rows(InputError, "spec.m[0], metadata: expected ", lambda data: parse(Video((9, 9, 9)), (FRAMES, data)), METADATA),
     *rows(InputError, "", lambda call: call(), REQUESTS),
     *rows(TooManyRows, "", lambda call: call(), LARGER),
     *rows(NotFound, "", lambda call: call(), MISSING),

@@ -1,0 +1,90 @@
+"""Pictures: one form for all that PIL opens, upright, in RGB, with 8 bits per channel."""
+
+from __future__ import annotations
+
+import io
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from ..errors import InputError
+
+_ORIENTATION = 0x0112  # the EXIF tag that says how a picture was held
+
+_DEEP_MODES = ("I", "F")
+"""How the names of PIL's modes begin whose values may exceed 8 bits; a conversion clips them."""
+
+_ALWAYS_8_BITS = (b"\xff\xd8\xff", b"GIF8", b"RIFF")
+"""How files begin that never hold more, JPEG, GIF and WebP, and whose damage PIL always reports."""
+
+
+def upright_rgb(image: Any, where: str) -> Any:
+    """Return a PIL image as an upright RGB one, transparency on white, as vLLM makes it.
+
+    Args:
+        image: a PIL image of any mode; its file may not be read yet.
+        where: names it in errors.
+
+    Raises:
+        InputError: its file is damaged, or it has more than 8 bits per channel.
+    """
+    check_depth(image, where)
+    try:
+        # First of all: `getexif` reads a PNG to its end and forgets that this failed; what is
+        # loaded afterwards is black without an error.
+        image.load()
+    except Exception as error:  # of any of PIL's readers
+        raise InputError(where, "an image that can be read", _said(error)) from error
+    with suppress(Exception):  # of EXIF data that cannot be read; the pixels are loaded
+        if image.getexif().get(_ORIENTATION, 1) != 1:
+            from PIL import ImageOps
+
+            image = ImageOps.exif_transpose(image)
+    if image.mode == "RGB":
+        return image
+    if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    white = pil().new("RGB", image.size, (255, 255, 255))
+    white.paste(image, mask=image.getchannel("A"))
+    return white
+
+
+def check_file(data: bytes, where: str) -> None:
+    """Refuse the file of a picture that vLLM's loader has decoded without an error, although it is
+    damaged or holds more than 8 bits per channel.
+
+    Raises:
+        InputError: names which.
+    """
+    if data.startswith(_ALWAYS_8_BITS):
+        return
+    image = pil().open(io.BytesIO(data))
+    check_depth(image, where)
+    try:
+        image.verify()  # of a PNG: the checksums of its chunks
+    except Exception as error:
+        raise InputError(where, "an image that can be read", _said(error)) from error
+
+
+def check_depth(image: Any, where: str) -> None:
+    """Refuse a PIL image of more than 8 bits per channel.
+
+    Raises:
+        InputError: names its mode.
+    """
+    if image.mode.startswith(_DEEP_MODES):
+        remedy = "Send 8-bit RGB, or declare a Tensor for such values."
+        raise InputError(where, "an image of 8 bits per channel", f"mode {image.mode}", remedy)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": .")
+
+
+@cache
+def pil() -> Any:
+    """Return PIL's module of images, which models without any do not load."""
+    from PIL import Image as PILImage
+
+    return PILImage
