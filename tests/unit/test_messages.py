@@ -261,8 +261,8 @@ SPECS = [
      lambda: plan_of(modality(update=replace(181)), modality("n", update=NUMBERED, fields={"y": batched()}))),
     ("spec.m, item: expected the most encoder rows for the largest item, got 1, and 4 for the smallest. State …",
      lambda: bound(item=Tensor(shape=(between(1, 4), 2)), layout=embed(5) * (5 - item.length))),
-    ("spec.m, layout: expected a placeholder id that no text has, got 2, the config's eos_token_id, with which an answer "
-     "ends. Use …", *[partial(ending_at, end) for end in (2, [1, 2])]),
+    ("spec.m, layout: expected a placeholder id that no text has, got 2, the config's eos_token_id, with which an "
+     "answer ends. Use …", *[partial(ending_at, end) for end in (2, [1, 2])]),
     ("spec.m, layout: expected 1 embed() position(s) whatever item.index is, as for the first item, got 2. Say by "
      "cacheable=False that an item depends on its position.", lambda: bound(layout=embed(5) * (item.index + 1))),
     ("the largest item, or the smallest, that mmkit made is refused: m: expected a SMILES, got 'aa'. State its "
