@@ -140,7 +140,8 @@ class Plan:
 
     def _check_embed_ids(self, config: Any, tok: Vocabulary | None) -> None:
         """Refuse placeholder ids that texts have: prompts with them would be refused, and no model
-        could sample them. Without a tokenizer, the config says at which ids an answer ends.
+        could sample them. Without a tokenizer, the config says at which ids an answer ends; those of
+        outputs end after as many ids as they have.
 
         Raises:
             SpecError: names the modality and the id.
@@ -153,7 +154,7 @@ class Plan:
             how = None
             if tok is not None:
                 how = tok.in_texts(token)
-            elif token in ends:
+            elif token in ends and not self.spec.outputs:
                 how = "the config's eos_token_id, with which an answer ends"
             if how is not None:
                 where = f"{self.spec.name}.{names[0]}, layout"
