@@ -140,8 +140,8 @@ class Plan:
 
     def _check_embed_ids(self, config: Any, tok: Vocabulary | None) -> None:
         """Refuse placeholder ids that texts have: prompts with them would be refused, and no model
-        could sample them. Without a tokenizer, the config says at which ids an answer ends; those of
-        outputs end after as many ids as they have.
+        could sample them. Without a tokenizer, the config says at which ids an answer ends; an
+        output ends after as many ids as it has.
 
         Raises:
             SpecError: names the modality and the id.
