@@ -141,8 +141,8 @@ class Plan:
 
     def _check_embed_ids(self, config: Any, tok: Vocabulary | None) -> None:
         """Refuse placeholder ids that texts have: prompts with them would be refused, and no model
-        could sample them. Without a tokenizer, the config says at which ids an answer ends; one of
-        a declared output ends after its last token, whatever the config says.
+        could sample them. Without a tokenizer, the config says at which ids an answer ends; an
+        output ends after as many ids as it has.
 
         Raises:
             SpecError: names the modality and the id.
@@ -151,13 +151,11 @@ class Plan:
         remedy = "Use a special token, or a reserved id: placeholder ids are never sampled."
         (end,) = of_text_config(config, "eos_token_id")
         ends = end if isinstance(end, (list, tuple)) else [end]
-        if self.spec.outputs:
-            ends = []
         for token, names in self._owners.items():
             how = None
             if tok is not None:
                 how = tok.in_texts(token)
-            elif token in ends:
+            elif token in ends and not self.spec.outputs:
                 how = "the config's eos_token_id, with which an answer ends"
             if how is not None:
                 where = f"{self.spec.name}.{names[0]}, layout"

@@ -81,6 +81,13 @@ class MultiModalModel(models.ModelInterface):
         self.mm_engine, self.mm_plan, self._dtype, self._width, counts = models.current_model()
         self._bound = largest_magnitude(self._dtype)
         self._unsound = Reporter(self.mm_plan.spec.name, self._bound) if counts else None
+        if sampling.samples_drafts_wrongly(self.mm_engine):
+            text = (
+                "mmkit: %s: on a CPU this vLLM samples drafts at arbitrary temperatures, and "
+                "placeholder ids among them. Start the engine without speculative_config, or ask "
+                "for temperature 0 alone."
+            )
+            logger.warning(text, self.mm_plan.spec.name)
         sampling.MODELS.add(self)
         self.compute_logits = partial(self._masked, self.compute_logits)  # type: ignore[method-assign]
 

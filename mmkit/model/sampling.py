@@ -12,6 +12,7 @@ without the entry point), the model masks its logits itself; see `MultiModalMode
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
@@ -20,6 +21,7 @@ from weakref import WeakSet
 import torch
 from typing_extensions import override
 from vllm import SamplingParams
+from vllm.sampling_params import SamplingType
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
@@ -178,9 +180,9 @@ def sampling_params(output: BoundOutput, engine: Any, **options: Any) -> Any:
             vLLM makes no text of the ids unless `detokenize` is True.
 
     Raises:
-        InputError: an option that contradicts the output; or an output whose positions allow
+        InputError: an option that contradicts the output; an output whose positions allow
             different ids, and an engine that cannot confine positions one by one, for example with
-            speculative decoding.
+            speculative decoding; or a temperature, and an engine that samples drafts wrongly.
     """
     fixed = {"max_tokens": output.num_tokens, "ignore_eos": True}
     for name, value in fixed.items():
@@ -200,7 +202,36 @@ def sampling_params(output: BoundOutput, engine: Any, **options: Any) -> Any:
             remedy = "Start it without speculative_config, and with mmkit installed."
             raise InputError(output.where, expected, got, remedy)
         chosen["allowed_token_ids"] = list(output.common)
-    return SamplingParams(**chosen)
+    params = SamplingParams(**chosen)
+    if params.sampling_type != SamplingType.GREEDY and samples_drafts_wrongly(config):
+        expected = "temperature=0 beside speculative_config on a CPU"
+        remedy = "This vLLM samples drafts there at arbitrary temperatures, masked ids included."
+        raise InputError(output.where, expected, str(params.temperature), remedy)
+    return params
+
+
+def samples_drafts_wrongly(config: Any) -> bool:
+    """Whether an engine with this configuration samples the ids of drafts at other temperatures
+    than the requests', and among them ids that are masked."""
+    on_cpu = config.device_config.device_type == "cpu"
+    return on_cpu and config.speculative_config is not None and _cpu_loses_temperatures()
+
+
+@cache
+def _cpu_loses_temperatures() -> bool:
+    """Whether vLLM's CPU stand-in for the kernel that gives every draft the temperature of its
+    request writes into a copy of the result, which it drops. The temperatures are then whatever was
+    in the memory. False where this vLLM has no such function, or it cannot be called."""
+    result = torch.full((2,), -1.0)
+    try:
+        from vllm.platforms import current_platform
+
+        current_platform.import_kernels()
+        kernels = import_module("vllm.utils.cpu_triton_utils")
+        kernels._expand_kernel_impl(result, torch.tensor([0.5]), torch.tensor([2]), 0, 1)
+    except (ImportError, AttributeError, RuntimeError, TypeError):
+        return False
+    return result.tolist() != [0.5, 0.5]
 
 
 def _is_second_runner(config: Any) -> bool:

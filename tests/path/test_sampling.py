@@ -1,5 +1,6 @@
 """Which ids the sampler of either of vLLM's model runners is left with, row by row, against a plain account of it."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,12 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from vllm import SamplingParams
+from vllm.config import SpeculativeConfig, VllmConfig
+from vllm.platforms import current_platform
+from vllm.utils.cpu_triton_utils import _expand_kernel_impl
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
 
-from mmkit import Output, any_id, literal
+from mmkit import InputError, Output, any_id, literal
 from mmkit.bound.output import BoundOutput
 from mmkit.expr import Scope
 from mmkit.model import sampling
+from tests.unit.common import refused
 
 VOCABULARY, PLACEHOLDER = 16, 15
 LAYOUTS = {
@@ -107,3 +112,29 @@ def test_the_second_model_runner_has_rows_for_drafts(requests: list[tuple[Any, i
     )
     logits = mask.apply(torch.zeros(len(rows), VOCABULARY), context)
     assert finite(logits) == [left(model, requests[slot][0], requests[slot][1] + draft) for slot, draft in rows]
+
+
+@pytest.mark.parametrize(
+    "drafts",
+    [None, SpeculativeConfig(method="ngram", num_speculative_tokens=2, prompt_lookup_max=2)],
+    ids=["none", "drafts"],
+)
+def test_a_temperature_beside_drafts_on_a_cpu(drafts: Any) -> None:
+    """Is refused as long as vLLM's CPU build loses the temperatures of drafts."""
+    engine = SimpleNamespace(vllm_config=VllmConfig())
+    engine.vllm_config.speculative_config = drafts
+    output = BoundOutput(Output("same", any_id(0, 4) * 2, lambda ids, _: ids), "m", Scope(), VOCABULARY, frozenset())
+    current_platform.import_kernels()
+    temperatures = torch.zeros(2)
+    _expand_kernel_impl(temperatures, torch.tensor([0.5]), torch.tensor([2]), 0, 1)
+    is_lost = temperatures.tolist() != [0.5, 0.5]
+    assert sampling.sampling_params(output, engine, temperature=0.0).temperature == 0.0
+    if drafts and is_lost:
+        refused(
+            InputError,
+            "m.outputs.same: expected temperature=0 beside speculative_config on a CPU, got 0.7. This vLLM samples "
+            "drafts there at arbitrary temperatures, masked ids included.",
+            partial(sampling.sampling_params, output, engine, temperature=0.7),
+        )
+    else:
+        assert sampling.sampling_params(output, engine, temperature=0.7).temperature == 0.7

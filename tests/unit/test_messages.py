@@ -21,12 +21,14 @@ from mmkit import (
     Image,
     InputError,
     ModelSpec,
+    Output,
     Record,
     SpecError,
     Tensor,
     Text,
     Video,
     already_expanded,
+    any_id,
     batched,
     between,
     cfg,
@@ -105,6 +107,8 @@ def ending_at(eos_token_id):
     config = SimpleNamespace(n=2, vocab_size=200, eos_token_id=eos_token_id)
     assert ModelSpec("spec", modality(layout=embed(3))).bind(config).embed_ids == {3}
     assert ModelSpec("spec", modality(layout=embed(2))).bind(config, Tokenizer()).embed_ids == {2}
+    frame = Output("frame", any_id(0, 2) * 2, lambda ids, _: ids)
+    assert ModelSpec("spec", modality(layout=embed(2)), outputs=[frame]).bind(config).embed_ids == {2}
     return ModelSpec("spec", modality(layout=embed(2))).bind(config)
 
 
