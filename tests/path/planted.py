@@ -397,21 +397,19 @@ def ids_that_are_not_the_layout(inherited, *request):
     return [ID["<unk>"] if i in starts else token for i, token in enumerate(ids)], placed
 
 
-def items_swapped_after_a_hit(inherited, cache, hashes, entries):
-    step = -1 if any(None in own for own in entries.values()) else 1
-    return {
-        name: [(item, layouts) for (item, _), (_, layouts) in zip(own[::step], own, strict=True)]
-        for name, own in inherited(cache, hashes, entries).items()
-    }
+def items_swapped_after_a_hit(inherited, request, items):
+    is_hit = any(item.fields is None for of_modality in items.values() for item in of_modality)
+    step = -1 if is_hit else 1
+    return {name: of_modality[::step] for name, of_modality in inherited(request, items).items()}
 
 
-def kwargs_missing_in_the_cache_key(inherited, request, uncached):
-    return inherited(replace(request, kwargs={}), uncached)
+def kwargs_missing_in_the_cache_key(inherited, request):
+    return inherited(replace(request, kwargs={}))
 
 
-def target_of_another_position(inherited, request, counts, entries):
+def target_of_another_position(inherited, request, counts, layouts):
     kept = {
-        name: [(item, Alternatives(one.placeholder, one.ways)) for item, one in own] for name, own in entries.items()
+        name: [Alternatives(own.placeholder, own.ways) for own in of_modality] for name, of_modality in layouts.items()
     }
     return inherited(request, counts, kept)
 
@@ -465,7 +463,7 @@ def _stated(more: int) -> Callable[..., Any]:
     return lambda inherited, seq_len, mm_counts: {name: n + more for name, n in inherited(seq_len, mm_counts).items()}
 
 
-def hash_of_the_shape(inherited, request, uncached):
+def hash_of_the_shape(inherited, request):
     kwargs, items = sorted(request.kwargs.items()), request.items.items()
     return {name: [f"{name} {tuple(value.shape)} {kwargs}" for value in some.get_all()] for name, some in items}
 
@@ -563,10 +561,10 @@ def embeddings_that_raise(inherited, *request):
     return entries
 
 
-def hash_of_the_file(inherited, request, uncached):
+def hash_of_the_file(inherited, request):
     images = request.items["image"]
     files = [getattr(images.get_item_for_hash(i), "original_bytes", None) for i in range(len(images))]
-    own = zip(files, inherited(request, uncached)["image"], strict=True)
+    own = zip(files, inherited(request)["image"], strict=True)
     return {"image": [hashlib.sha256(file).hexdigest() if file else item_hash for file, item_hash in own]}
 
 
