@@ -12,6 +12,7 @@ from ..expr import Fields
 from ..field import Batched, Field
 from ..items import ItemType
 from ..items.base import check_finite, form
+from ..items.memory import apart_from
 from ..items.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -177,8 +178,7 @@ class Intake:
             if not is_one or hidden_size not in (None, item.shape[1]):
                 raise InputError(at, expected, form(item), remedy if is_one else "")
             check_finite(item, at)
-        # copies: what is cached must not change when the caller reuses its memory
-        return [item.detach().cpu().clone() for item in rows]
+        return [apart_from(item, item.detach().cpu()) for item in rows]
 
     def received(self, fields: Mapping[str, Any]) -> list[Any]:
         """The rows of each precomputed embedding that the model receives, (rows, hidden size).
