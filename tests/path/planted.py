@@ -621,6 +621,13 @@ def items_of_the_whole_prompt(inherited, ids, items):
     return positions, delta
 
 
+def memory_of_the_caller(inherited, modality, data):
+    items = inherited(modality, data)
+    if isinstance(data, list) and all(isinstance(value, torch.Tensor) for value in data):
+        return ProcessorBatchItems(data, modality.name)
+    return items
+
+
 def bare_placeholders_as_nan(inherited, input_ids, *rest, **named):
     return inherited(input_ids, *rest, **named).masked_fill((input_ids == ID["<pad>"])[:, None], torch.nan)
 
@@ -671,6 +678,8 @@ BUGS = [
     Bug("cache", "receiver_gets_other_data", PROCESSING, receiver_gets_other_data, CACHED + "(fields|ids)"),
     Bug("cache", "buffer_written_again", "frames.process", buffer_written_again,
         CACHED + r"fields\['frames'\]\[\d\]\['frames'\]: values differ"),
+    Bug("cache", "memory_of_the_caller", "parser.parsed", memory_of_the_caller,
+        CACHED + r"fields\['(series|frames)'\]\[\d\]\[.*\]: values differ"),
     Bug("text", "text_without_special_tokens", "processor.__call__", partial(_read, []),
         r"the ids of a text and, by the processor, the text '.*': ids: \d+ and \d+ long"),
     Bug("text", "text_in_lower_case", "info.get_default_tok_params",
