@@ -44,7 +44,7 @@ def read_statistics(norm_stats: Mapping[str, Any], unnorm_key: str | None) -> St
     """
     if unnorm_key is None and len(norm_stats) == 1:
         (unnorm_key,) = norm_stats
-    if unnorm_key not in norm_stats:
+    if unnorm_key is None or unnorm_key not in norm_stats:
         names = ", ".join(norm_stats)
         raise ValueError(f"the config's unnorm_key is {unnorm_key!r}; norm_stats has the data sets {names}")
     of_actions = norm_stats[unnorm_key]["action"]

@@ -13,6 +13,7 @@ from ..expr import Fields
 from ..field import Batched, Field
 from ..items import ItemType
 from ..items.base import form
+from ..items.memory import apart_from
 from ..items.tensor import Tensor
 from .soundness import check_rows
 
@@ -197,9 +198,8 @@ class Intake:
         checked: list[torch.Tensor] = []
         for i, item in enumerate(rows):
             where = f"{self.where}[{i}]"
-            item = check_rows(item, where, width=hidden_size, dtype=dtype, remedy=remedy)
-            # a copy: what is cached must not change when the caller reuses its memory
-            checked.append(item.clone())
+            rows_of_item = check_rows(item, where, width=hidden_size, dtype=dtype, remedy=remedy)
+            checked.append(apart_from(item, rows_of_item))
         return checked
 
     def received(self, fields: Mapping[str, Any]) -> list[Any]:

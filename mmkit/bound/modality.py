@@ -164,10 +164,16 @@ class BoundModality:
         """A context in which errors name a part of the modality."""
         return At(f"{self.where}, {part}")
 
+    @property
+    def is_never_kept(self) -> bool:
+        """Whether vLLM may keep nothing of an item, whatever request it is in."""
+        return self.spec.cacheable is False
+
     def may_cache(self, count: int) -> bool:
-        """Whether vLLM may cache the processed items of a request with `count` of them."""
-        if self.spec.cacheable is True:
-            return True
+        """Whether vLLM may cache each of the processed items of a request with `count` of them
+        alone."""
+        if isinstance(self.spec.cacheable, bool):
+            return self.spec.cacheable
         with self.at("cacheable"):
             return truth(self.spec.cacheable, self.static.of(SimpleNamespace(count=count), None))
 

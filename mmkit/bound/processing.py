@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, combinations, product
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.lib.array_utils import byte_bounds
 
 from ..errors import At, SpecError
 from ..expr import Fields, Scope
 from ..field import HF, Field, Flat, Identity, unpadded
+from ..items.memory import share_memory
 from ..node import evaluate_all, leaves, mapped
 from .calls import Call
 from .intake import Taken
@@ -241,20 +241,4 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _overlap(parts: Iterable[Any]) -> bool:
     """Whether the tensors or arrays of two parts have a byte in common."""
-    spans = [[*_spans(part)] for part in parts]
-    pairs = chain.from_iterable(product(one, other) for one, other in combinations(spans, 2))
-    return any(begin < other_end and other < end for (begin, end), (other, other_end) in pairs)
-
-
-def _spans(value: Any) -> Iterator[tuple[int, int]]:
-    """The addresses between which the elements of all tensors and arrays in a value lie."""
-    if isinstance(value, torch.Tensor):
-        last = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
-        if value.numel():
-            yield value.data_ptr(), value.data_ptr() + (last + 1) * value.element_size()
-    elif isinstance(value, np.ndarray):
-        if value.size:
-            yield byte_bounds(value)
-    elif isinstance(value, (Mapping, list, tuple)):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _spans(part)
+    return any(share_memory(one, other) for one, other in combinations(parts, 2))

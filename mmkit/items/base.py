@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from ..errors import At, InputError
 from ..expr import Scope
 from ..node import Part, evaluate_all
+from .memory import apart_from
 from .size import Between
 from .size import ends as ends
 from .values import ARRAYS, described
@@ -91,7 +92,16 @@ class ItemType(Part):
         return False
 
     def canonical(self, value: object, where: str) -> Any:
-        """An item in its canonical form.
+        """An item in its canonical form, in memory that the caller does not have: what is cached
+        must not change when the caller uses its memory again.
+
+        Raises:
+            InputError: the item is malformed.
+        """
+        return apart_from(value, self.converted(value, where))
+
+    def converted(self, value: object, where: str) -> Any:
+        """An item in its canonical form, which may lie in the memory of what came.
 
         Raises:
             InputError: the item is malformed.

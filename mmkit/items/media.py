@@ -78,7 +78,7 @@ class Image(_Media):
     def for_function(self) -> Image:
         return replace(self, only_pictures=True)
 
-    def canonical(self, value: object, where: str) -> Any:
+    def converted(self, value: object, where: str) -> Any:
         media = getattr(value, "media", value)  # vLLM wraps decoded media together with its bytes
         if isinstance(media, pil().Image):
             if 0 in media.size:
@@ -146,7 +146,7 @@ class Video(_Media):
     def _is_one(self, data: Sequence[Any]) -> bool:
         return _is_pair(data) or (len(data) > 0 and _is_frame(data[0]))
 
-    def canonical(self, value: object, where: str) -> Any:
+    def converted(self, value: object, where: str) -> Any:
         frames, metadata = _video_parts(value)
         if self.metadata and metadata is None:
             raise InputError(where, "a (frames, metadata) pair", "frames without metadata")
@@ -238,7 +238,7 @@ class Audio(_Media):
             return len(data) == 2 and isinstance(data[1], SCALARS)
         return len(data) > 0 and isinstance(data[0], SCALARS)
 
-    def canonical(self, value: object, where: str) -> Any:
+    def converted(self, value: object, where: str) -> Any:
         samples, rate = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
         rate, array = plain(rate), as_array(samples, where, _AUDIO)
         if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.floating):

@@ -17,6 +17,7 @@ from ..errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, Value, expression, expressions, several
 from ..node import Stated, stated
 from .base import ItemType
+from .memory import apart_from
 from .size import Between, Size, Sizes, check_positive, check_size, ends, fits, shape_text, sizes_of
 from .values import ARRAYS, LARGEST_FLOAT16, SCALARS, as_array, described, dtype_name, strided
 
@@ -137,10 +138,10 @@ class Tensor(ItemType):
             inner = inner[0]
         return isinstance(inner, SCALARS)
 
-    def canonical(self, value: object, where: str) -> torch.Tensor:
+    def converted(self, value: object, where: str) -> torch.Tensor:
         tensor = self._fitting(value, where)
         self._check(tensor, where)
-        return self._copied(tensor)
+        return self._cast(tensor)
 
     def canonical_all(self, values: Sequence[object], where: str) -> list[Any]:
         if len(values) > 1 and self.torch_dtype.is_floating_point:
@@ -148,7 +149,8 @@ class Tensor(ItemType):
                 tensors = [self._fitting(value, where) for value in values]
                 if len({(one.shape, one.dtype) for one in tensors}) == 1:
                     self._check(torch.stack(tensors), where)
-                    return [self._copied(one) for one in tensors]
+                    pairs = zip(values, tensors, strict=True)
+                    return [apart_from(value, self._cast(tensor)) for value, tensor in pairs]
         return super().canonical_all(values, where)
 
     def _fitting(self, value: object, where: str) -> torch.Tensor:
@@ -163,10 +165,12 @@ class Tensor(ItemType):
             raise InputError(where, self.expected, f"shape {tuple(tensor.shape)}", remedy)
         return tensor
 
-    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        # what is cached must not change when the caller reuses its memory
+    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor in the canonical dtype and order of memory."""
+        if not tensor.numel():  # may have any strides
+            return torch.empty(tensor.shape, dtype=self.torch_dtype)
         if tensor.dtype == self.torch_dtype:
-            return tensor.clone(memory_format=torch.contiguous_format)
+            return tensor.contiguous()
         return tensor.to(self.torch_dtype, memory_format=torch.contiguous_format)
 
     def _check(self, tensor: torch.Tensor, where: str) -> None:
@@ -254,7 +258,7 @@ def _as_tensor(value: object, where: str, kind: Tensor) -> torch.Tensor:
             remedy = f"Convert it to {kind.dtype}."
             raise InputError(where, kind.expected, f"dtype {array.dtype}", remedy) from error
     if tensor.dtype in _UNSIGNED:
-        tensor = tensor.long()
+        tensor = tensor.to(torch.int64, memory_format=torch.contiguous_format)
         if len(huge := tensor[tensor < 0]):  # what int64 does not hold
             raise InputError(where, kind.expected, f"the value {int(huge[0]) + 2**64}")
     return tensor
@@ -349,7 +353,7 @@ class Text(ItemType):
         letters = "" if self.alphabet is None else f" among {self.alphabet!r}"
         return f"a text of {Between(self.least, self.most)} characters{letters}"
 
-    def canonical(self, value: object, where: str) -> str:
+    def converted(self, value: object, where: str) -> str:
         if not isinstance(value, str):
             raise InputError(where, self.expected, described(value))
         if not self.least <= len(value) <= self.most:

@@ -17,7 +17,7 @@ from ..bound.output import BoundOutput
 from ..errors import InputError
 from ..model.sampling import sampling_params
 from ..plan import Plan
-from ..vllm_api.compat import find
+from ..vllm_api.compat import TELLS_MISSES, find
 from ..vllm_api.processor import CommonProcessor
 from .protocol import NULL, Limits, begins, named
 from .wire import FRAMES, Media
@@ -214,8 +214,7 @@ class Engine:
         return ids
 
     async def render(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
-        """A prompt and its items as the engine takes them. The caller sends the result, or says
-        `forget`.
+        """A prompt and its items as the engine takes them. Nothing changes before it gets them.
 
         Args:
             prompt: vLLM's text or tokens prompt.
@@ -225,26 +224,14 @@ class Engine:
         """
         parsed = parse_model_prompt(self._client.model_config, dict(prompt))
         params = self._renderer.default_cmpl_tok_params
-        work = asyncio.ensure_future(self._renderer.render_cmpl_async([parsed], params))
-        try:
-            (rendered,) = await asyncio.shield(work)
-        except asyncio.CancelledError:
-            # the items would stay in the cache, and never reach the engine
-            work.add_done_callback(self._dropped)
-            raise
+        (rendered,) = await self._renderer.render_cmpl_async([parsed], params)
         return rendered  # type: ignore[no-any-return]
 
-    def _dropped(self, work: asyncio.Future[Any]) -> None:
-        if not work.cancelled() and work.exception() is None:
-            self.forget(work.result()[0])
-
-    def forget(self, rendered: Mapping[str, Any]) -> None:
-        """Make vLLM send the items of a request again next time: the engine has not seen them."""
-        cache = self._renderer.mm_processor_cache
-        if cache is not None:
-            for hashes in rendered.get("mm_hashes", {}).values():
-                for item_hash in hashes:
-                    cache.invalidate(item_hash)
+    def _forget_items(self) -> None:
+        """Make vLLM send all items again, where the engine lacks one and does not tell which."""
+        if not TELLS_MISSES and self._renderer.mm_processor_cache is not None:
+            # all of them: without one alone, the halves of the cache would evict different items
+            self._renderer.mm_processor_cache.clear_cache()
 
     # -- answers -----------------------------------------------------------------------------------
 
@@ -270,30 +257,27 @@ class Engine:
         failed = InputError(where, expected, "another") if constrained else Lost()
         for attempt in range(TRIES):
             rendered, begun = await self.render(prompt), False
-            try:
-                length = len(rendered["prompt_token_ids"])
-                if fits and length > (most := self.max_model_len - sampling.max_tokens):
-                    expected = f"at most {most} tokens before the {sampling.max_tokens} that follow"
-                    raise InputError("prompt", expected, str(length))
-                own = f"{name}-{attempt}"
-                made = self._client.generate(rendered, sampling, own, data_parallel_rank=copy)
-                async with aclosing(made) as outputs:
-                    async for output in outputs:
-                        first = output.outputs[0]
-                        if not begun and first.finish_reason == "error" and not first.token_ids:
-                            break  # the engine's cache lacks an item
-                        begun = True
-                        reasons = {part.finish_reason for part in output.outputs}
-                        if "abort" in reasons:
-                            raise EngineDeadError  # by nobody but a server that stops
-                        if "error" in reasons:
-                            raise failed if constrained else EngineGenerateError
-                        yield rendered, output
-                    else:
-                        return
-            finally:
-                if not begun:
-                    self.forget(rendered)
+            length = len(rendered["prompt_token_ids"])
+            if fits and length > (most := self.max_model_len - sampling.max_tokens):
+                expected = f"at most {most} tokens before the {sampling.max_tokens} that follow"
+                raise InputError("prompt", expected, str(length))
+            own = f"{name}-{attempt}"
+            made = self._client.generate(rendered, sampling, own, data_parallel_rank=copy)
+            async with aclosing(made) as outputs:
+                async for output in outputs:
+                    first = output.outputs[0]
+                    if not begun and first.finish_reason == "error" and not first.token_ids:
+                        self._forget_items()  # the engine's cache lacks one
+                        break
+                    begun = True
+                    reasons = {part.finish_reason for part in output.outputs}
+                    if "abort" in reasons:
+                        raise EngineDeadError  # by nobody but a server that stops
+                    if "error" in reasons:
+                        raise failed if constrained else EngineGenerateError
+                    yield rendered, output
+                else:
+                    return
         raise failed
 
 

@@ -247,7 +247,6 @@ class _Talk:
         length = len(ids)
         if self._start.window and ids:  # how long it is with all its placeholders
             rendered = await self._engine.render({**prompt, "prompt_token_ids": ids})
-            self._engine.forget(rendered)
             length = len(rendered["prompt_token_ids"])
         data, uuids = prompt.pop("multi_modal_data", {}), prompt.pop("multi_modal_uuids", {})
         new = await self._engine.beside(self._taken, data, uuids)

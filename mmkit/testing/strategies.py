@@ -64,6 +64,37 @@ class PlainSample(Sample):
         return self
 
 
+def overwrite(sample: Sample, value: Any) -> None:
+    """Put other content into the memory of an item that was sent, as a caller does who uses it for
+    the next one; values of a user's strategy stay, which are sent again.
+
+    Args:
+        sample: the sample that made the item.
+        value: the item.
+    """
+    if isinstance(sample, RecordSample):
+        for name, part in sample.parts.items():
+            overwrite(part, value[name])
+    elif not isinstance(sample, PlainSample):
+        _fill(value)
+
+
+def _fill(value: Any) -> None:
+    if isinstance(value, tuple):
+        for part in value:
+            _fill(part)
+    elif isinstance(value, dict):
+        value.clear()
+    elif isinstance(value, list):
+        value[:] = value[:1] * len(value)
+    elif hasattr(value, "getbands"):
+        value.paste((1, 2, 3), (0, 0, *value.size))
+    elif isinstance(value, torch.Tensor):
+        value.fill_(1)
+    elif isinstance(value, np.ndarray):
+        value[...] = 1
+
+
 def as_sample(drawn: Any) -> Sample:
     """A sample for a drawn value; samples stay as they are."""
     return drawn if isinstance(drawn, Sample) else PlainSample(0, drawn)

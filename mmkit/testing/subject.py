@@ -22,7 +22,7 @@ from ..model_spec import ModelSpec
 from ..placement import Runs
 from ..plan import Plan
 from . import vllm_path
-from .strategies import Request, Sample, as_sample, items, items_of_vllm, spelling
+from .strategies import Request, Sample, as_sample, items, items_of_vllm, overwrite, spelling
 from .vllm_path import Caches, Data, Outcome, Piece
 
 Samples = Mapping[str, SearchStrategy[Any]]
@@ -69,7 +69,14 @@ class Subject:
         return [name for name, limit in limits.items() if limit != 0 and name not in self.samples]
 
     def run(self, request: Request, caches: Caches | None = None) -> Outcome:
-        return vllm_path.run(self.processor, request.prompt, request.data(), request.kwargs, caches)
+        """The outcome of a request. With caches, its items are overwritten afterwards: what is
+        cached must not be the caller's memory."""
+        data = request.data()
+        done = vllm_path.run(self.processor, request.prompt, data, request.kwargs, caches)
+        for name, values in data.items() if caches else ():
+            for sample, value in zip(request.items[name], values, strict=True):
+                overwrite(sample, value)
+        return done
 
     def pieces(self, name: str, samples: Sequence[Sample], kwargs: Data = _NONE) -> list[Piece]:
         """The ids of items in a prompt, by the processor's own updates."""

@@ -32,10 +32,15 @@ from ..layout import Insert
 from ..placement import Alternatives
 from ..training.saving import TOKENIZER_FILES
 from ..vllm_api import compat
-from ..vllm_api.compat import ProcessorInputs, SenderCache, find
+from ..vllm_api.compat import ProcessorInputs, find
+from ..vllm_api.exchange import adopted, exchanged
 from ..vllm_api.processor import CommonProcessor, Request
 
 _Cache = find("multimodal.cache.base:MultiModalCache", "multimodal.cache:MultiModalCache")
+_SenderCache = find(
+    "multimodal.cache:LruKeyReplicatedSenderCache",
+    "multimodal.cache:MultiModalProcessorSenderCache",
+)
 _ReceiverCache = find(
     "multimodal.cache:LruKeyReplicatedReceiverCache", "multimodal.cache:MultiModalReceiverCache"
 )
@@ -280,7 +285,7 @@ def outcome(result: Any, caches: Caches | None = None) -> Outcome:
         for name, own in result["mm_kwargs"].items()
     }
     if caches is not None and caches.receiver is not None:
-        caches.receiver.get_and_update_features(in_prompt_order(features))
+        features = caches.sent(features)
     fields = {name: [_fields(name, one.data) for one in own] for name, own in features.items()}
     ids = list(result.get("encoder_prompt_token_ids", result["prompt_token_ids"]))
     return Outcome(ids, ranges, fields, hashes, features)
@@ -331,8 +336,19 @@ class Caches:
         config = processor.info.ctx.model_config
         multimodal = config.get_multimodal_config()
         with patch.object(multimodal, "mm_processor_cache_gb", capacity_gib):
-            self.sender: Any = (SenderCache if pair else MultiModalProcessorOnlyCache)(config)
-            self.receiver = _ReceiverCache(config) if pair else None
+            self.sender: Any = (_SenderCache if pair else MultiModalProcessorOnlyCache)(config)
+            self.receiver: Any = _ReceiverCache(config) if pair else None
+
+    def sent(self, features: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        """The items of a request in the engine, after both halves of the cache have moved."""
+        ordered = in_prompt_order(features)
+        received = exchanged(adopted(ordered, self.sender))
+        self.receiver.get_and_update_features(received)
+        places = {id(feature): at for at, feature in enumerate(ordered)}
+        return {
+            name: [received[places[id(feature)]] for feature in of_modality]
+            for name, of_modality in features.items()
+        }
 
 
 def in_prompt_order(features: Mapping[str, Sequence[Any]]) -> list[Any]:
@@ -373,7 +389,7 @@ def pieces(processor: Any, name: str, values: list[Any], kwargs: Data | None = N
         request = Request([], parsed(processor, data), {}, kwargs, None)
         missing = {name: range(len(values))}
         entries = processor._processed(request, {name: len(values)}, missing)
-        return [_own_piece(layouts) for _, layouts in filter(None, entries.get(name, ()))]
+        return [_own_piece(layouts) for _, layouts in entries.get(name, {}).values()]
     _, kwargs_items, items = processed(processor, data, kwargs)
     updates = processor._get_mm_prompt_updates(items, kwargs, kwargs_items)
     if name not in updates:

@@ -61,10 +61,6 @@ BaseDummyInputsBuilder = find(
 ProcessorInputs = find(
     "multimodal.processing:ProcessorInputs", "multimodal.profiling:ProcessorInputs"
 )
-SenderCache = find(
-    "multimodal.cache:LruKeyReplicatedSenderCache",
-    "multimodal.cache:MultiModalProcessorSenderCache",
-)
 RENDERS = find("renderers.base:BaseRenderer._process_tokens", default=None) is not None
 """Whether vLLM has a renderer that makes the engine's input, by a processor that it has from its
 start."""
@@ -104,6 +100,12 @@ TOUCHES = hasattr(MultiModalProcessorOnlyCache, "touch_sender_cache_item")
 
 RELEASES = hasattr(MultiModalProcessorOnlyCache, "release_sender_touches")
 """Whether it also tells when it is done; from 0.31."""
+
+SKIPS_LARGE = hasattr(MultiModalProcessorOnlyCache, "cache_if_fits")
+"""Whether an item that is larger than the cache is served without it; before 0.29 it raises."""
+
+TELLS_MISSES = find("multimodal.cache:MultiModalCacheMissError", default=None) is not None
+"""Whether the engine tells which items it lacks, and the front end forgets them; from 0.28."""
 
 _HASHES_BY_ALGORITHM = "algorithm" in _parameters(MultiModalHasher.hash_kwargs)
 

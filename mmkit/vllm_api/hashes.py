@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -74,6 +75,16 @@ class Hashes:
             hashes.append(self._content(kind, value) or self._by_vllm(**{kind: value}))
         return hashes
 
+    def of_all(self, hashes: Sequence[str]) -> list[str]:
+        """The hashes of items that depend on the other items of their modality in a request, and on
+        their order.
+
+        Args:
+            hashes: those of the items alone.
+        """
+        together, count = self._digest("together\n", "".join(hashes).encode()), len(hashes)
+        return [f"{together}-{number}-of-{count}" for number in range(1, count + 1)]
+
     def _digest(self, what: str, data: Any) -> str:
         # bytes first: blake3 is a third faster on what begins at a boundary of its blocks. The line
         # begins with a digest, so no other bytes with another line are the same together
@@ -103,6 +114,12 @@ class Hashes:
         else:
             return None
         return self._digest(f"{kind} {what}\n", data)
+
+
+def unique_hashes(count: int) -> list[str]:
+    """Hashes of items that nothing keeps: no other item, and no other request, has them."""
+    together = uuid4().hex
+    return [f"{together}-{number}-of-{count}" for number in range(1, count + 1)]
 
 
 def _pixels(image: Image) -> bytes:

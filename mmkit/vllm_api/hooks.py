@@ -106,7 +106,8 @@ def unknown() -> list[str]:
     """The steps of a request through vLLM's processor, and the options of one, that mmkit does not
     know: it takes no such step, and only hashes such an option."""
     theirs = inspect.getsource(sys.modules[BaseMultiModalProcessor.__module__])
-    ours = _text(Path(__file__).with_name("processor.py"))
+    files = ("processor.py", "exchange.py")
+    ours = "".join(_text(Path(__file__).with_name(name)) for name in files)
     calls = {
         name for name in re.findall(r"\bcache\.(\w+)\(", theirs) if f"cache.{name}" not in ours
     }

@@ -29,6 +29,7 @@ from ..errors import InputError
 from ..plan import Plan
 from . import chat
 from .compat import PROMPTS_ARE_IDS, find
+from .exchange import adopted, with_exchange
 from .items import Rendered, is_rendered
 from .processor import CommonProcessor
 
@@ -66,7 +67,11 @@ def with_admission(theirs: Any) -> Any:
             config = getattr(getattr(self, "vllm_config", None), "additional_config", None)
             trusts = isinstance(config, Mapping) and config.get(TRUST) is True
             admit(processor.plan, prompt, params, trusts=trusts)
-        return theirs(self, request_id, prompt, *args, **kwargs)
+        request = theirs(self, request_id, prompt, *args, **kwargs)
+        if isinstance(processor, CommonProcessor) and request.mm_features:
+            cache = getattr(self.renderer, "mm_processor_cache", None)
+            request.mm_features = adopted(request.mm_features, cache)
+        return request
 
     return process_inputs
 
@@ -272,8 +277,14 @@ _PART = "parse_chat_message_content_part"
 _PARTS = (f"{chat.MODULES[0]}:{_PART}", *(f"{module}:_{_PART}" for module in chat.MODULES))
 _TRACKERS = ("renderers.chat_utils.item_tracker", *chat.MODULES)
 
+_CLIENT = "v1.engine.core_client"
+
 PATCHES = (
     Patch(with_admission, ("v1.engine.input_processor:InputProcessor.process_inputs",)),
+    Patch(with_exchange, (f"{_CLIENT}:InprocClient.add_request",)),
+    Patch(with_exchange, (f"{_CLIENT}:SyncMPClient.add_request",)),
+    Patch(with_exchange, (f"{_CLIENT}:AsyncMPClient.add_request_async",)),
+    Patch(with_exchange, (f"{_CLIENT}:DPAsyncMPClient.add_request_async",)),
     Patch(with_guard, (f"{_RENDERER}._process_tokens",)),
     Patch(with_guard, (f"{_RENDERER}._process_tokens_async",)),
     Patch(chat.reading, _PARTS),

@@ -1,7 +1,8 @@
 """The processor of a spec: one straight pipeline in place of vLLM's.
 
 `CommonProcessor.rendered` does a request: its items are hashed, and looked up in vLLM's cache; what
-the cache lacks is processed, and goes there; the layouts of all items are placed in the prompt.
+the cache lacks is processed; the layouts of all items are placed in the prompt. The cache moves
+last, or when the request is sent: see `mmkit.vllm_api.exchange`.
 Nothing of it calls a hook of vLLM's processor. `mmkit.vllm_api.seam` makes a `Request` of the
 arguments that vLLM has for it. `override` marks the methods that vLLM calls; see
 `mmkit.vllm_api.hooks`.
@@ -28,14 +29,21 @@ from ..items import SCOPES
 from ..placement import Alternatives, Placement
 from ..plan import Plan
 from ..spec import Declaration
-from .compat import RELEASES, TOUCHES, SenderCache, hasher_algorithm
-from .hashes import Hashes
+from .compat import SKIPS_LARGE, hasher_algorithm
+from .exchange import (
+    CachedItem,
+    CacheReader,
+    ProcessedItem,
+    UnsentItem,
+    capacity_of,
+    fields_in,
+    has_two_halves,
+    size_of,
+)
+from .hashes import Hashes, unique_hashes
 from .hooks import refuse_dead
 from .info import DummyInputs, ProcessingInfo
 from .items import RequestItems, engine_input, kwargs_item, vllm_fields
-
-Entry: TypeAlias = tuple[MultiModalKwargsItem | None, Alternatives]
-"""What vLLM's cache has of an item: its fields, None where the engine has them, and its layouts."""
 
 Timed: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 """A context that takes the time of a stage, under vLLM's name of it."""
@@ -84,6 +92,7 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         super().__init__(info, dummy_inputs, **options)
         self.plan: Plan = info.plan
         self._hashes = Hashes(hasher_algorithm(info.ctx.get_mm_config()), info.model_id)
+        self._reader = CacheReader()
         self._tried: set[str] = set()
 
     # -- one request -------------------------------------------------------------------------------
@@ -99,44 +108,51 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
             self.plan.check_ids(request.prompt)
         self._check_uuids(request)
         counts = {name: len(own) for name, own in request.items.data.items()}
-        uncached = {n for n in counts if not self.plan.modalities[n].may_cache(counts[n])}
-        cache: Any = None if uncached else request.cache
         with timed("get_mm_hashes"):
-            hashes = self._hashed(request, uncached)
+            hashes = self._hashed(request)
         with timed("get_cache_missing_items"):
-            missing = {name: _missing(cache, of_items) for name, of_items in hashes.items()}
+            found = self._found(request, hashes)
         with timed("apply_hf_processor"):
-            new = self._processed(request, counts, missing)
-        try:
-            with timed("merge_mm_kwargs"):
-                entries = self._exchanged(cache, hashes, new)
-            if entries is None:
-                return self.rendered(replace(request, cache=None), timed)
-            with timed("apply_prompt_updates"):
-                ids, placements = self._placed(request, counts, entries)
-        except Exception:
-            # The engine, which has the other half of the cache, never sees the items of a refused
-            # request, and would later evict others than this half. An empty half asks only for
-            # items that the engine can have.
-            if isinstance(cache, SenderCache):
-                cache.clear_cache()
-            raise
-        items = {name: [item for item, _ in own] for name, own in entries.items()}
-        return engine_input(ids, items, hashes, placements)
+            items = self._completed(request, counts, hashes, found)
+        layouts = {
+            name: [item.cached.layouts for item in of_modality]
+            for name, of_modality in items.items()
+        }
+        with timed("apply_prompt_updates"):
+            ids, placements = self._placed(request, counts, layouts)
+        with timed("merge_mm_kwargs"):
+            fields = self._exchanged(request, items)
+        return engine_input(ids, fields, hashes, placements)
 
-    def _hashed(self, request: Request, uncached: set[str]) -> dict[str, list[str]]:
+    def _hashed(self, request: Request) -> dict[str, list[str]]:
         """The hashes of the items of a request."""
         known = request.items.hashes
         for name, items in request.items.data.items():
-            if name not in known:
-                options = self._options_of(name, request)
-                own = self._hashes.of(name, items, request.uuids.get(name), options)
-                # the engine caches encoder outputs by hash: an item that depends on its position or
-                # on the number of items has another hash for each
-                if name in uncached:
-                    own = [f"{item_hash}-{i}-of-{len(own)}" for i, item_hash in enumerate(own)]
-                known[name] = own
+            if name in known:
+                continue
+            modality = self.plan.modalities[name]
+            if modality.is_never_kept:
+                known[name] = unique_hashes(len(items))
+                continue
+            options = self._options_of(name, request)
+            hashes = self._hashes.of(name, items, request.uuids.get(name), options)
+            if not modality.may_cache(len(items)):
+                hashes = self._hashes.of_all(hashes)
+            known[name] = hashes
         return known
+
+    def _found(
+        self, request: Request, hashes: Mapping[str, list[str]]
+    ) -> dict[str, list[ProcessedItem | None]]:
+        """The items that the cache has, or another request on its way to the engine; None for those
+        that are to be processed."""
+        cache = request.cache
+        found = {name: self._reader.find(cache, own) for name, own in hashes.items() if own}
+        for name, items in found.items():
+            if None in items and not self.plan.modalities[name].may_cache(len(items)):
+                # each depends on all of them
+                found[name] = [None] * len(items)
+        return found
 
     def _options_of(self, name: str, request: Request) -> Mapping[str, Any]:
         """The options of a request with which items of a modality are processed."""
@@ -148,16 +164,57 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
             own = {key: value for key, value in own.items() if key not in others}
         return {**request.factors, "mm_processor_kwargs": own}
 
+    def _completed(
+        self,
+        request: Request,
+        counts: Mapping[str, int],
+        hashes: Mapping[str, Sequence[str]],
+        found: Mapping[str, Sequence[ProcessedItem | None]],
+    ) -> dict[str, list[ProcessedItem]]:
+        """All items of a request: those that were not found are processed.
+
+        Raises:
+            InputError: vLLM's cache can never hold an item, before 0.29.
+        """
+        items: dict[str, list[Any]] = {
+            name: list(of_modality) for name, of_modality in found.items()
+        }
+
+        def process(missing: Mapping[str, Sequence[int]]) -> None:
+            for name, processed in self._processed(request, counts, missing).items():
+                for index, (fields, layouts) in processed.items():
+                    size = 0 if request.cache is None else size_of(fields)
+                    cached = CachedItem(layouts, size)
+                    items[name][index] = ProcessedItem(hashes[name][index], fields, cached)
+
+        process({name: _positions(own, lambda item: item is None) for name, own in items.items()})
+        if request.cache is None:
+            return items
+        every = [item for of_modality in items.values() for item in of_modality]
+        capacity = capacity_of(request.cache)
+        if not SKIPS_LARGE and any(item.cached.size > capacity for item in every):
+            remedy = "Raise --mm-processor-cache-gb, or set it to 0."
+            raise InputError(self.plan.spec.name, "items that fit into vLLM's cache", "one", remedy)
+        if sum(item.cached.size for item in every) > capacity:
+            # there is no room for all: those that the cache has must be at hand when others evict
+            # them
+            process(
+                {
+                    name: _positions(own, lambda item: item.fields is None)
+                    for name, own in items.items()
+                }
+            )
+        return items
+
     def _processed(
         self, request: Request, counts: Mapping[str, int], missing: Mapping[str, Sequence[int]]
-    ) -> dict[str, list[Entry | None]]:
-        """The entries of all items of a request: processed where missing, None for the others."""
-        entries: dict[str, list[Entry | None]] = {
-            name: [None] * count for name, count in counts.items() if count
-        }
+    ) -> dict[str, dict[int, tuple[MultiModalKwargsItem, Alternatives]]]:
+        """The fields and the layouts of some items of a request, by modality and index."""
+        processed: dict[str, dict[int, tuple[MultiModalKwargsItem, Alternatives]]]
+        processed = {name: {} for name, count in counts.items() if count}
         some = {name: request.items.taken(name, own) for name, own in missing.items() if own}
         if not some:
-            return entries
+            return processed
         plan = self._configured(request.kwargs)
         for name, parts in self._parts(plan, request, some, missing).items():
             modality = plan.modalities[name]
@@ -165,8 +222,8 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
             layouts = modality.layouts(some[name], parts, may_be_larger=bool(request.kwargs))
             for i, fields, own in zip(missing[name], parts, layouts, strict=True):
                 rows = None if some[name].embeds else own.placeholder.num_embeds
-                entries[name][i] = self.item(modality, fields, rows), own
-        return entries
+                processed[name][i] = self.item(modality, fields, rows), own
+        return processed
 
     def _configured(self, kwargs: Mapping[str, object]) -> Plan:
         """The plan for the `mm_processor_kwargs` of one request."""
@@ -203,44 +260,60 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         """vLLM's form of the fields of an item, raw with the number of its encoder rows."""
         return kwargs_item(modality, fields, rows if self.sends_rows else None)
 
-    def _exchanged(
-        self,
-        cache: Any,
-        hashes: Mapping[str, Sequence[str]],
-        entries: Mapping[str, Sequence[Entry | None]],
-    ) -> Mapping[str, Sequence[Any]] | None:
-        """The entries of a request after the new ones went into the cache, with those that were
-        there. All are touched first: none may evict another one of the request. None where one
-        did: there is no room for both, here or in the engine, whose half has the same size."""
-        if cache is None:
-            return entries
-        for of_items in hashes.values() if TOUCHES else ():
-            for item_hash in of_items:
-                cache.touch_sender_cache_item(item_hash)
-        try:
-            return {
-                name: [*map(cache.get_and_update_item, own, hashes[name])]
-                for name, own in entries.items()
-            }
-        except AssertionError:
-            cache.clear_cache()
-            return None
-        finally:
-            if RELEASES:
-                cache.release_sender_touches()
-
     def _placed(
-        self, request: Request, counts: Mapping[str, int], entries: Mapping[str, Sequence[Entry]]
+        self,
+        request: Request,
+        counts: Mapping[str, int],
+        layouts: Mapping[str, Sequence[Alternatives]],
     ) -> tuple[list[int], list[Placement]]:
         """The prompt with the layouts of all items in it, and where they stand."""
         ids = request.prompt
         if isinstance(ids, str):
             ids = self.plan.encode(ids, **request.tokenization)
         items = {
-            name: [layouts.at(i) for i, (_, layouts) in enumerate(own)]
-            for name, own in entries.items()
+            name: [own.at(i) for i, own in enumerate(of_modality)]
+            for name, of_modality in layouts.items()
         }
         return self.plan.place(self.plan.rewrite("prompt", ids, counts), items)
+
+    def _exchanged(
+        self, request: Request, items: Mapping[str, Sequence[ProcessedItem]]
+    ) -> dict[str, list[Any]]:
+        """The fields of all items of a request, after new items went into a cache of this process;
+        a cache of two halves moves when the request is sent."""
+        cache = request.cache
+        for of_modality in items.values():
+            self._reader.remember(cache, of_modality)
+        if has_two_halves(cache):
+            return {
+                name: [
+                    UnsentItem(item, cache, self._processing_again(request, name, index, item))
+                    for index, item in enumerate(of_modality)
+                ]
+                for name, of_modality in items.items()
+            }
+        if cache is None:
+            return {name: [item.fields for item in own] for name, own in items.items()}
+        return fields_in(cache, items)
+
+    def _processing_again(
+        self, request: Request, name: str, index: int, item: ProcessedItem
+    ) -> Callable[[], MultiModalKwargsItem] | None:
+        """What processes an item again that only the cache has; None for one whose fields are at
+        hand."""
+        if item.fields is not None:
+            return None
+        items = RequestItems(request.items.data)  # not offloaded: this cannot wait
+        count = len(items.data[name])
+        is_alone = self.plan.modalities[name].may_cache(count)
+        indices = [index] if is_alone else range(count)
+
+        def process_again() -> MultiModalKwargsItem:
+            again = self._processed(replace(request, items=items), {name: count}, {name: indices})
+            fields, _ = again[name][index]
+            return fields
+
+        return process_again
 
     def _check_uuids(self, request: Request) -> None:
         for name in request.items.data:
@@ -269,8 +342,7 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         raise NotImplementedError
 
 
-def _missing(cache: Any, hashes: list[str]) -> Sequence[int]:
-    """The positions of the items that the cache lacks."""
-    if cache is None:
-        return range(len(hashes))
-    return [i for i, is_cached in enumerate(cache.is_cached(hashes)) if not is_cached]
+def _positions(
+    items: Sequence[ProcessedItem | None], is_wanted: Callable[[Any], bool]
+) -> list[int]:
+    return [i for i, item in enumerate(items) if is_wanted(item)]

@@ -421,21 +421,19 @@ def ids_that_are_not_the_layout(inherited, *request):
     return [ID["<unk>"] if i in starts else token for i, token in enumerate(ids)], placed
 
 
-def items_swapped_after_a_hit(inherited, cache, hashes, entries):
-    step = -1 if any(None in own for own in entries.values()) else 1
-    return {
-        name: [(item, layouts) for (item, _), (_, layouts) in zip(own[::step], own, strict=True)]
-        for name, own in inherited(cache, hashes, entries).items()
-    }
+def items_swapped_after_a_hit(inherited, request, items):
+    is_hit = any(item.fields is None for of_modality in items.values() for item in of_modality)
+    step = -1 if is_hit else 1
+    return {name: of_modality[::step] for name, of_modality in inherited(request, items).items()}
 
 
-def kwargs_missing_in_the_cache_key(inherited, request, uncached):
-    return inherited(replace(request, kwargs={}), uncached)
+def kwargs_missing_in_the_cache_key(inherited, request):
+    return inherited(replace(request, kwargs={}))
 
 
-def target_of_another_position(inherited, request, counts, entries):
+def target_of_another_position(inherited, request, counts, layouts):
     kept = {
-        name: [(item, Alternatives(one.placeholder, one.ways)) for item, one in own] for name, own in entries.items()
+        name: [Alternatives(own.placeholder, own.ways) for own in of_modality] for name, of_modality in layouts.items()
     }
     return inherited(request, counts, kept)
 
@@ -489,7 +487,7 @@ def _stated(more: int) -> Callable[..., Any]:
     return lambda inherited, seq_len, mm_counts: {name: n + more for name, n in inherited(seq_len, mm_counts).items()}
 
 
-def hash_of_the_shape(inherited, request, uncached):
+def hash_of_the_shape(inherited, request):
     kwargs, items = sorted(request.kwargs.items()), request.items.items()
     return {name: [f"{name} {tuple(value.shape)} {kwargs}" for value in some.get_all()] for name, some in items}
 
@@ -599,10 +597,10 @@ def embeddings_that_raise(inherited, *request):
     return entries
 
 
-def hash_of_the_file(inherited, request, uncached):
+def hash_of_the_file(inherited, request):
     images = request.items["image"]
     files = [getattr(images.get_item_for_hash(i), "original_bytes", None) for i in range(len(images))]
-    own = zip(files, inherited(request, uncached)["image"], strict=True)
+    own = zip(files, inherited(request)["image"], strict=True)
     return {"image": [hashlib.sha256(file).hexdigest() if file else item_hash for file, item_hash in own]}
 
 
@@ -659,6 +657,13 @@ def items_of_the_whole_prompt(inherited, ids, items):
     return positions, delta
 
 
+def memory_of_the_caller(inherited, modality, data):
+    items = inherited(modality, data)
+    if isinstance(data, list) and all(isinstance(value, torch.Tensor) for value in data):
+        return ProcessorBatchItems(data, modality.name)
+    return items
+
+
 def bare_placeholders_as_nan(inherited, input_ids, *rest, **named):
     return inherited(input_ids, *rest, **named).masked_fill((input_ids == ID["<pad>"])[:, None], torch.nan)
 
@@ -709,6 +714,8 @@ BUGS = [
     Bug("cache", "receiver_gets_other_data", PROCESSING, receiver_gets_other_data, CACHED + "(fields|ids)"),
     Bug("cache", "buffer_written_again", "frames.process", buffer_written_again,
         CACHED + r"fields\['frames'\]\[\d\]\['frames'\]: values differ"),
+    Bug("cache", "memory_of_the_caller", "parser.parsed", memory_of_the_caller,
+        CACHED + r"fields\['(series|frames)'\]\[\d\]\[.*\]: values differ"),
     Bug("text", "text_without_special_tokens", "processor.__call__", partial(_read, []),
         r"the ids of a text and, by the processor, the text '.*': ids: \d+ and \d+ long"),
     Bug("text", "text_in_lower_case", "info.get_default_tok_params",

@@ -295,11 +295,11 @@ def test_items_that_depend_on_their_number_and_order() -> None:
 def test_the_senders_cache_holds_no_tensors() -> None:
     """It is there so that the API server does not keep what the engine keeps already."""
     instance = processor(MIXED)
-    sender = caches(instance, pair=True).sender
-    result = vllm_path.render(instance, ids("<series>"), SERIES, {}, sender)
-    fields, layouts = sender.get_and_update_item(None, result["mm_hashes"]["series"][0])
+    pair = caches(instance, pair=True)
+    outcome = run(instance, "<series>", SERIES, caches=pair)
+    fields, cached = pair.sender.get_and_update_item(None, outcome.hashes["series"][0])
     assert fields is None
-    assert type(layouts) is Alternatives
+    assert {type(value) for value in vars(cached).values()} == {Alternatives, int}
 
 
 def test_an_item_that_only_a_uuid_names() -> None:

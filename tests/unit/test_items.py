@@ -17,6 +17,7 @@ from PIL import Image as PILImage
 from mmkit import Audio, Image, InputError, Record, Tensor, Text, Video, between, cfg, item, where
 from mmkit.expr import Scope
 from mmkit.items.base import unscoped
+from mmkit.items.memory import apart_from
 
 from .common import outcome
 
@@ -51,6 +52,8 @@ FIRST_CELL = {"ids": torch.tensor([1, 2]), "values": torch.tensor([[1.0, 2], [3,
 
 def form(value):
     """Everything of a canonical item that vLLM's hash sees."""
+    if isinstance(value, tuple):
+        return form(value[0]), repr(value[1])
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
@@ -165,12 +168,76 @@ def test_pictures_are_shown_in_rgb_upright_on_white(mode, color, shown):
     turned.getexif()[0x0112] = 6  # held on its side
     image = IMAGE.canonical(turned, AT)
     assert (image.mode, image.size, image.getpixel((0, 0))) == ("RGB", (4, 5), (shown,) * 3)
-    assert IMAGE.canonical(image, AT) is image
+    assert IMAGE.canonical(image, AT) == image
 
 
 def test_other_images_stay_as_they_are():
-    for value in (PICTURE, WRAPPED, np.zeros((4, 5, 3)), np.zeros((4, 4, 5), np.uint8)):
-        assert IMAGE.canonical(value, AT) is value
+    for value in (PICTURE, np.zeros((4, 5, 3)), np.zeros((4, 4, 5), np.uint8)):
+        assert form(IMAGE.canonical(value, AT)) == form(value)
+    assert IMAGE.canonical(WRAPPED, AT) is WRAPPED
+
+
+FLOATING = np.ones((4, 5, 3), np.float32)
+FILMED = replace(VIDEO, metadata=True)
+WRITTEN = [
+    (MATRIX, np.ones((2, 3), np.float32)),
+    (MATRIX, torch.ones(2, 3)),
+    (MATRIX, torch.ones(3, 2).T),
+    (IMAGE, PILImage.new("RGB", (5, 4))),
+    (IMAGE, np.ones((4, 5, 3), np.uint8)),
+    (IMAGE, torch.ones(3, 4, 5, dtype=torch.uint8)),
+    (IMAGE, FLOATING),
+    (IMAGE, torch.from_numpy(FLOATING.copy())),
+    (VIDEO, np.ones((2, 4, 5, 3), np.uint8)),
+    (VIDEO, torch.ones(2, 4, 5, 3)),
+    (VIDEO, [np.ones((4, 5, 3), np.uint8), np.ones((4, 5, 3), np.uint8)]),
+    (VIDEO, [PILImage.new("RGB", (5, 4))]),
+    (FILMED, (np.ones((1, 4, 5, 3), np.uint8), {"fps": 1.0, "frames_indices": [0]})),
+    (AUDIO, np.ones(3, np.float32)),
+    (AUDIO, np.ones(6, np.float32)[::2]),
+    (AUDIO, torch.ones(3)),
+    (AUDIO, (np.ones(3, np.float32), 16000)),
+    (AUDIO, memoryview(np.ones(3, np.float32))),
+    (AUDIO, [0.5, 0.25]),
+    (CELL, {"ids": np.ones(2, np.int64), "values": torch.ones(2, 2), "name": "ab"}),
+]
+
+
+def overwrite(value):
+    """Put other content into the memory of a caller's item."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            value[key] = 7.0 if isinstance(part, float) else overwrite(part)
+    elif isinstance(value, list) and isinstance(value[0], int | float):
+        value[:] = [7] * len(value)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            overwrite(part)
+    elif isinstance(value, PILImage.Image):
+        value.paste((7, 7, 7), (0, 0, *value.size))
+    elif not isinstance(value, int | float | str):
+        np.asarray(value)[...] = 7
+    return value
+
+
+@pytest.mark.parametrize(("kind", "value"), WRITTEN)
+def test_what_a_caller_writes_later_changes_no_item(kind, value):
+    (item,) = kind.canonical_all(kind.split([value], AT), AT)
+    before = form(item)
+    overwrite(value)
+    assert form(item) == before
+
+
+@pytest.mark.parametrize("kind", [MATRIX, IMAGE, VIDEO, AUDIO])
+def test_an_item_that_is_in_new_memory_is_not_copied_again(kind):
+    values = {
+        MATRIX: np.ones((2, 3)),
+        IMAGE: PILImage.new("L", (5, 4)),
+        VIDEO: [np.ones((4, 5, 3), np.uint8)],
+        AUDIO: np.ones(3),
+    }
+    converted = kind.converted(values[kind], AT)
+    assert apart_from(values[kind], converted) is converted
 
 
 @pytest.mark.parametrize("rate", [8000, 32000])
