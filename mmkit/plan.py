@@ -271,12 +271,13 @@ class Plan:
                 done[call.modality.name] = call.modality.processing.finish(outputs, own)
         return done
 
-    def preview(self, prompt: Prompt, data: Mapping[str, object]) -> Preview:
+    def preview(self, prompt: Prompt, data: Mapping[str, object], **tokenization: Any) -> Preview:
         """Process a request and place its items, without vLLM.
 
         Args:
             prompt: a text, or token ids.
             data: as a caller writes it into ``multi_modal_data``.
+            tokenization: options of the tokenizer for a text; see `encode`.
 
         Raises:
             InputError: vLLM's path would refuse the request too.
@@ -285,7 +286,7 @@ class Plan:
         """
         taken = self.take(data)
         fields = self.process(taken)
-        return Preview(*self._placed(prompt, taken, fields), fields)
+        return Preview(*self._placed(prompt, taken, fields, tokenization), fields)
 
     def expand(self, prompt: Prompt, data: Mapping[str, object]) -> list[int]:
         """The ids of a prompt with the layouts of its items. Items are processed only where their
@@ -295,8 +296,14 @@ class Plan:
         """
         return self._placed(prompt, self.take(data))[0]
 
-    def _placed(self, prompt: Prompt, taken: AllTaken, fields: AllProcessed = EMPTY) -> Placed:
-        ids, items = self.encode(prompt), self._alternatives(taken, fields)
+    def _placed(
+        self,
+        prompt: Prompt,
+        taken: AllTaken,
+        fields: AllProcessed = EMPTY,
+        tokenization: Mapping[str, Any] = EMPTY,
+    ) -> Placed:
+        ids, items = self.encode(prompt, **tokenization), self._alternatives(taken, fields)
         counts = {name: own.total for name, own in taken.items()}
         return self.place(self.rewrite("prompt", ids, counts), items)
 

@@ -18,6 +18,7 @@ from .items import ItemType
 from .items.tensor import Tensor
 from .layout import EndingWith, Layout, LayoutLike, Replace, Update, embed, nothing, replace
 from .layout import layout as as_layout
+from .names import owner_of_field, owner_of_modality
 from .node import Node, Stated, leaves, stated
 from .plugin import calling_module
 
@@ -198,6 +199,7 @@ class Modality(_Declared):
     def _rules(self) -> Iterator[Rule]:
         fields, process, embeds = self.fields, self.process, self.embeds
         yield from super()._rules()
+        yield from self._rules_of_name()
         yield ", item", isinstance(self.item, ItemType), "an item type", repr(self.item)
         ways = "replace(), insert(), already_expanded() or a list of them"
         for update in self.update:
@@ -205,6 +207,8 @@ class Modality(_Declared):
         yield ", fields", isinstance(fields, Mapping), f"a dict of {_FIELD}", repr(fields)
         for key, declared in fields.items():
             yield f", fields[{key!r}]", isinstance(declared, Field), _FIELD, repr(declared)
+            if not declared.hidden:
+                yield from self._rules_of_field_name(key)
         yield "", self.update or not self.has_positions, "at least one update", "none"
         if not self.has_positions:
             # `forward` receives the items of all requests of a batch, in the order of the requests
@@ -241,6 +245,11 @@ class Modality(_Declared):
         is_free = taken not in self.item.parts and not (embeds and taken in fields)
         expected = f"no part or field named {taken}, as which precomputed embeddings come"
         yield "", is_free, expected, "one"
+        if embeds:
+            owner = owner_of_field(taken, is_raw=False)
+            expected = "a name that nothing else has, with _embeds behind it"
+            remedy = "Give the modality another name."
+            yield "", owner is None, expected, f"{taken!r}, {owner}", remedy
         for key in self.companions():
             sent = fields[key]
             is_stated = sent.shape is not None and sent.dtype is not None
@@ -257,6 +266,27 @@ class Modality(_Declared):
             expected = "True, a layout, or flat(item.rows) where layout and targets read fields"
             holds = embeds == flat(item.rows) and told_by_fields
             yield ", embeds", holds, expected, repr(embeds)
+
+    def _rules_of_name(self) -> Iterator[Rule]:
+        """Items come by the name of their modality, also where something else comes by its own."""
+        owner = owner_of_modality(self.name)
+        expected = "a name that nothing else has beside the items"
+        got = f"{self.name!r}, {owner}"
+        yield "", owner is None, expected, got, "Give the modality another name."
+
+    def _rules_of_field_name(self, key: object) -> Iterator[Rule]:
+        """Fields come by their names, also where something else comes by its own."""
+        at = f", fields[{key!r}]"
+        is_name = isinstance(key, str) and key.isidentifier()
+        yield at, is_name, "a name that is a Python identifier", repr(key)
+        name = str(key)
+        owner = owner_of_field(name, is_raw=not self.has_positions)
+        expected = "a name that nothing else has beside the fields"
+        other = f"{self.name}_{name}"
+        remedy = f"Call the field {other}, for example."
+        if isinstance(self.process, HF):
+            remedy = f"Rename the output: hf(outputs={{{name!r}: {other!r}}})."
+        yield at, owner is None, expected, f"{name!r}, {owner}", remedy
 
     def _rules_of_identity(self) -> Iterator[Rule]:
         """Fields are the items, or their parts."""

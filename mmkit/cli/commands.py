@@ -11,7 +11,7 @@ from .common import quiet
 from .compare import compare
 from .doctor import doctor
 from .eject import eject
-from .new import examples, new
+from .new import examples, new_command
 from .show import show
 
 
@@ -39,6 +39,6 @@ app.command()(show)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(check)
 app.command()(compare)
 app.command()(doctor)
-app.command()(new)
+app.command("new")(new_command)
 app.command()(examples)
 app.command()(eject)

@@ -4,14 +4,18 @@ passes its own tests as it is; ``mmkit examples``: those, 9 MB, to run and to ch
 The package has a spec, data, an encoder, the models for transformers and for vLLM, training, a
 script that asks a server, an entry point, tests of laws and engine, and a CI file. A pretrained
 language model gets low-rank changes in training, and vLLM's own class runs it. Refused
-(`MmkitError`) are a name that is no identifier or is taken, an unknown kind, a folder that exists
-already or cannot be written, and a language model that cannot be used.
+(`MmkitError`) are a name that is no identifier or is taken, several modalities, an unknown kind, a
+folder that exists already or cannot be written, and a language model that cannot be used.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import keyword
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import copytree, ignore_patterns
@@ -21,7 +25,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from ..errors import MmkitError
+from ..expr import fields
 from ..generate import class_prefix
+from ..names import owner_of_field, owner_of_modality
 from .common import checkpoint, needs_vllm, reason, shipped
 
 KINDS = ("series", "vectors", "image", "audio", "record")
@@ -43,9 +49,9 @@ _FRESH = {
 """What the templates say of the small language model that comes with them."""
 
 
-def new(
+def new_command(
     name: Annotated[str, Argument(help="Of the package, in lower case.")],
-    modality: Annotated[str, Option(help="What its model reads, as series or actions.")],
+    modality: Annotated[list[str], Option(help="What its model reads, as series or actions.")],
     into: Annotated[Path, Option(metavar="DIR", help="Where the package's folder goes.")] = HERE,
     *,
     kind: Kind = None,
@@ -53,11 +59,34 @@ def new(
 ) -> Path:
     """Write a package for a model with a modality of its own, which is trained, served, and passes
     its own tests as it is."""
-    for what, value in (("name", name), ("modality", modality)):
-        if not value.isidentifier() or keyword.iskeyword(value) or value != value.lower():
-            raise MmkitError(what, "a Python identifier in lower case", repr(value))
-    if name in (modality, "mmkit", "vllm", "tests"):
-        raise MmkitError("name", "one that nothing else has", repr(name))
+    if len(modality) > 1:
+        remedy = "Write the package for one of them, and add the others to its spec."
+        raise MmkitError("--modality", "one modality", ", ".join(modality), remedy)
+    return new(name, modality[0], into, kind=kind, language_model=language_model)
+
+
+def new(
+    name: str,
+    modality: str,
+    into: Path = HERE,
+    *,
+    kind: str | None = None,
+    language_model: Path | None = None,
+) -> Path:
+    """Write a package, and return its folder.
+
+    Args:
+        name: of the package, in lower case.
+        modality: what its model reads.
+        into: where the package's folder goes.
+        kind: one of `KINDS`; by default that of the modality's name, or the first.
+        language_model: the folder of a pretrained language model; else a small Llama.
+
+    Raises:
+        MmkitError: see above.
+    """
+    _check_name(name, modality)
+    _check_modality(modality)
     if kind is None:
         kind = modality if modality in KINDS else KINDS[0]
     if kind not in KINDS:
@@ -68,20 +97,98 @@ def new(
         "Prefix": class_prefix(name),
         "SPEC": name.upper(),
         "modality": modality,
-        **(_FRESH if language_model is None else _pretrained(language_model)),
+        **(_FRESH if language_model is None else _pretrained(language_model, folder)),
     }
-    templates = Path(__file__).parent / "templates"
+    rooms = ("common", "fresh" if language_model is None else "pretrained", kind)
+    texts = _filled_templates(rooms, values)
+    _check_code(texts, modality)
     with _new_folder(folder):
-        for part in ("common", "fresh" if language_model is None else "pretrained", kind):
-            # .txt keeps Python, pytest and linters from reading a template as code
-            for template in sorted((templates / part).rglob("*.txt")):
-                path = template.relative_to(templates / part).with_suffix("")
-                target = folder.joinpath(*[name if p == "package" else p for p in path.parts])
-                target.parent.mkdir(parents=True, exist_ok=True)
-                text = Template(template.read_text(encoding="utf-8")).substitute(values)
-                target.write_text(text, encoding="utf-8")
+        for path, text in texts.items():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
     print(f"Written: {folder}. Its README.md says how to go on.")
     return folder
+
+
+def _filled_templates(rooms: Sequence[str], values: Mapping[str, str]) -> dict[Path, str]:
+    """Return the files of a package, by their path in its folder."""
+    templates = Path(__file__).parent / "templates"
+    texts: dict[Path, str] = {}
+    for room in rooms:
+        # .txt keeps Python, pytest and linters from reading a template as code
+        for template in sorted((templates / room).rglob("*.txt")):
+            parts = template.relative_to(templates / room).with_suffix("").parts
+            path = Path(*[values["package"] if part == "package" else part for part in parts])
+            texts[path] = Template(template.read_text(encoding="utf-8")).substitute(values)
+    return texts
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+def _check_identifier(what: str, name: str) -> None:
+    if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower():
+        raise MmkitError(what, "a Python identifier in lower case", repr(name))
+
+
+def _check_name(name: str, modality: str) -> None:
+    """Refuse the name of a package that would hide a module, or a model of transformers.
+
+    Raises:
+        MmkitError: says what has the name.
+    """
+    _check_identifier("name", name)
+    owner = _owner_of_module(name)
+    if name in (modality, "tests"):
+        owner = "the modality" if name == modality else "the folder of the package's tests"
+    if owner is not None:
+        raise MmkitError("name", "one that nothing else has", f"{name!r}, {owner}")
+
+
+def _owner_of_module(name: str) -> str | None:
+    if name in sys.stdlib_module_names:
+        return "a module of Python"
+    found = importlib.util.find_spec(name)
+    if found is not None:
+        places = [found.origin, *(found.submodule_search_locations or ())]
+        return f"an installed module: {next(filter(None, places), 'built in')}"
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return "a model of transformers" if name in CONFIG_MAPPING_NAMES else None
+
+
+def _check_modality(modality: str) -> None:
+    """Refuse the name of a modality, and of its field, that a spec would refuse.
+
+    Raises:
+        MmkitError: says what has the name.
+    """
+    _check_identifier("modality", modality)
+    owner = owner_of_modality(modality) or owner_of_field(modality, is_raw=False)
+    if owner is None and hasattr(type(fields), modality):  # the spec reads `fields.<modality>`
+        owner = "a method of fields"
+    if owner is not None:
+        raise MmkitError("modality", "a name that nothing else has", f"{modality!r}, {owner}")
+
+
+def _check_code(texts: Mapping[Path, str], modality: str) -> None:
+    """Refuse a modality whose name hides an import where a function of the package receives its
+    items.
+
+    Raises:
+        MmkitError: names the file.
+    """
+    for path, text in texts.items():
+        if path.suffix != ".py":
+            continue
+        tree = ast.parse(text)
+        imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        imported = {alias.asname or alias.name for node in imports for alias in node.names}
+        received = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        if modality in imported and modality in received:
+            got = f"{modality!r}, which {path} imports"
+            raise MmkitError("modality", "a name that nothing else has", got)
 
 
 @contextmanager
@@ -101,8 +208,12 @@ def _new_folder(folder: Path) -> Iterator[None]:
         raise MmkitError(str(folder), expected, reason(error), remedy) from error
 
 
-def _pretrained(folder: Path) -> dict[str, str]:
+def _pretrained(folder: Path, package: Path) -> dict[str, str]:
     """What the templates say of a pretrained language model.
+
+    Args:
+        folder: of the language model.
+        package: the folder that will be written, from which the package finds it.
 
     Raises:
         MmkitError: no such folder, no tokenizer, no weights or quantized ones, or an architecture
@@ -142,8 +253,8 @@ def _pretrained(folder: Path) -> dict[str, str]:
         "vllm_module": module,
         "minutes": "trains the encoder, and low-rank changes of the language model",
         "options": "--max-model-len 1024",
-        "language_text": f"that of {folder}, with low-rank changes; its path is there",
-        "language_model": str(path.resolve()),
+        "language_text": f"that of {path.resolve().name}, with low-rank changes; its path is there",
+        "language_model": Path(os.path.relpath(path.resolve(), package.resolve())).as_posix(),
         "dtype": str(config.dtype or "torch.float32"),
     }
 

@@ -11,11 +11,9 @@ import numpy as np
 import torch
 
 from ..errors import SpecError
+from ..names import FORWARD_ARGUMENTS
 from ..spec import Declaration
 from .mixin import MultiModalModel
-
-_OF_FORWARD = {"input_ids", "positions", "intermediate_tensors", "inputs_embeds"}
-"""The arguments that vLLM passes to every `forward`."""
 
 _OF_MIXIN = {"__init__", "embed_multimodal", "embed_input_ids", "compute_logits"}
 """The methods by which the mixin keeps a spec."""
@@ -48,7 +46,7 @@ def check_class(spec: Declaration, model: type) -> None:
         if not callable(encode := getattr(model, method, None)):
             raise SpecError(where, f"a method {method}(self, {', '.join(fields)})", "none")
         taken = list(inspect.signature(encode).parameters)[1:]
-        beside = _OF_FORWARD.intersection(taken) if spec.is_raw else ()
+        beside = set(FORWARD_ARGUMENTS).intersection(taken) if spec.is_raw else ()
         try:
             inspect.signature(encode).bind(None, **dict.fromkeys([*fields, *beside]))
         except TypeError:

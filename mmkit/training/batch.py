@@ -10,8 +10,10 @@ import torch
 from transformers.feature_extraction_utils import BatchFeature
 
 from ..errors import InputError
+from ..names import SAMPLE_KEYS
 from ..plan import Plan, Preview
 from ..spec import Declaration
+from ..vocabulary import id_text
 
 if TYPE_CHECKING:
     from .processor import Processor
@@ -77,6 +79,9 @@ def batch_of(plan: Plan, samples: Sequence[Preview], padding: Padding) -> dict[s
     """The samples of a batch as tensors; see `Processor.__call__`."""
     numbers, ids = token_types(plan.spec), [one.prompt_token_ids for one in samples]
     batch = padding.prompts("input_ids", ids, plan.spec.name)
+    if plan.spec.is_raw:
+        # the model reads no prompt, and a field may well be its attention mask
+        return {"input_ids": batch["input_ids"], **_fields(plan, samples)}
     types, placeholders = torch.zeros_like(batch["input_ids"]), []
     for row, sample in zip(types, samples, strict=True):
         before = len(row) - len(sample.prompt_token_ids) if padding.side == "left" else 0
@@ -143,16 +148,56 @@ class Collator:
             InputError: a sample without an answer, an answer with a placeholder, or a prompt that
                 vLLM would refuse.
         """
-        plan, previews, labels = self.processor.plan, [], []
-        for sample in samples:
-            items = {key: own for key, own in sample.items() if key != "answer"}
-            answer = plan.encode(sample.get("answer", ()), add_special_tokens=False)
-            if not answer:
-                raise InputError(f"{plan.spec.name}.answer", "a text or ids", "none")
-            plan.check_bare(answer)
-            ((prompt, data),) = self.processor.samples(**items)
-            asked = plan.preview(prompt, data)
-            previews.append(replace(asked, prompt_token_ids=[*asked.prompt_token_ids, *answer]))
-            labels.append([IGNORED] * len(asked.prompt_token_ids) + answer)
+        plan = self.processor.plan
+        previews: list[Preview] = []
+        labels: list[list[int]] = []
+        for i, sample in enumerate(samples):
+            where = f"{plan.spec.name}.samples[{i}]"
+            self._check_keys(sample, where)
+            answer = self._answer(sample.get("answer"), f"{where}.answer")
+            parts = {key: value for key, value in sample.items() if key != "answer"}
+            prompts = self.processor.samples(**parts)
+            if len(prompts) != 1:
+                raise InputError(where, "one prompt", f"{len(prompts)}", "Give each its sample.")
+            request = plan.preview(*prompts[0])
+            prompt = request.prompt_token_ids
+            previews.append(replace(request, prompt_token_ids=[*prompt, *answer]))
+            labels.append([IGNORED] * len(prompt) + answer)
         batch = batch_of(plan, previews, self._padding)
         return BatchFeature({**batch, "labels": self._padding.filled(labels, IGNORED)})
+
+    def _check_keys(self, sample: Any, where: str) -> None:
+        """Refuse a sample that is no dict, and keys that nothing reads."""
+        if not isinstance(sample, Mapping):
+            raise InputError(where, "a dict", type(sample).__name__)
+        known = {*SAMPLE_KEYS, *self.processor.item_names}
+        for key in sample:
+            if key not in known and not str(key).endswith("_embeds"):
+                raise InputError(where, f"keys among {sorted(known)}", repr(key))
+
+    def _answer(self, answer: Any, where: str) -> list[int]:
+        """Return the ids of an answer.
+
+        Raises:
+            InputError: it is no text and no list, array or tensor of ids, is empty, or has an id
+                that the model lacks, a placeholder, or a target of items.
+        """
+        plan = self.processor.plan
+        ids = answer
+        if isinstance(answer, str):
+            ids = plan.encode(answer, add_special_tokens=False)
+        elif hasattr(answer, "tolist"):  # an array or a tensor
+            ids = answer.tolist()
+        if not isinstance(ids, (list, tuple)) or not ids:
+            got = "none" if isinstance(ids, (list, tuple)) or ids is None else repr(answer)
+            raise InputError(where, "a text or token ids", got)
+        for position, token in enumerate(ids):
+            if type(token) is not int or not 0 <= token < plan.vocab_size:
+                expected = f"a token id from 0 to {plan.vocab_size - 1}"
+                raise InputError(f"{where}[{position}]", expected, id_text(token))
+        try:
+            plan.check_bare(ids)
+        except InputError as error:
+            expected = "no placeholder and no target, since items stand in the prompt"
+            raise InputError(where, expected, f"one of {error.where}") from error
+        return list(ids)

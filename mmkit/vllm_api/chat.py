@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..layout import Insert
+from ..messages import gather_items
 from ..spec import Declaration
 from .compat import find
 from .processor import CommonProcessor
@@ -70,8 +71,9 @@ def reading(theirs: Any) -> Any:
             raise InputError(where, expected, "one that is an id", remedy)
         # stands in the text of a message until its parts are put together
         mark = marks.get(name, f"<##{name.upper()}##>")
-        if placeholder:
-            parser._placeholder_storage[mark].append(placeholder)
+        if not placeholder:
+            return None
+        parser._placeholder_storage[mark].append(placeholder)
         return mark if options["interleave_strings"] else None
 
     return read
@@ -115,18 +117,7 @@ def gathering(theirs: Any) -> Any:
                 data[name], uuids[name] = list(values), list(names)
             if isinstance(data.get(name), list):
                 where = f"{processor.spec.name}.{name}"
-                data[name] = _together(where, f"{name}_embeds", data[name])
+                data[name] = gather_items(where, f"{name}_embeds", data[name])
         return data, uuids
 
     return gather
-
-
-def _together(where: str, field: str, values: list[Any]) -> Any:
-    """The items of a modality; embeddings, of which each part has one, field by field."""
-    embeds = [isinstance(value, Mapping) and field in value for value in values]
-    if not any(embeds):
-        return values
-    names = {*map(frozenset, values)} if all(embeds) else set()
-    if len(names) != 1:
-        raise InputError(where, f"{field} in all parts, with the same fields", "others as well")
-    return {key: [value[key] for value in values] for key in values[0]}

@@ -373,6 +373,22 @@ def test_a_language_model_that_cannot_be_used(without: str, architecture: str, s
     assert sentence in error
 
 
+def test_a_package_holds_no_path_of_this_machine(tmp_path: Path) -> None:
+    """The language model is found from the package; with another machine's by a variable."""
+    base = language_model(tmp_path / "base", Qwen2Config, chat_template=None, steps=0)
+    status, _, error = invoke("new", "other", "--modality", "series", "--into", tmp_path, "--language-model", base)
+    assert status == 0, error
+    texts = {path: path.read_text() for path in (tmp_path / "other").rglob("*") if path.is_file()}
+    assert [path for path, text in texts.items() if str(tmp_path) in text] == []
+    assert 'parents[1] / "../base"' in texts[tmp_path / "other" / "other" / "language.py"]
+
+
+def test_several_modalities_of_a_new_package(tmp_path: Path) -> None:
+    status, _, error = invoke("new", "duet", "--modality", "motion", "--modality", "image", "--into", tmp_path)
+    assert (status, list(tmp_path.iterdir())) == (2, [])
+    assert error.startswith("--modality: expected one modality, got motion, image. Write the package for one of them")
+
+
 # -- doctor ----------------------------------------------------------------------------------------------------------
 
 

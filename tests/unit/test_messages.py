@@ -206,6 +206,19 @@ MODALITIES = [
      *[dict(layout=embed(5) * fields.x, embeds=True, fields={"x": told}) for told in UNTOLD]),
     (": expected no part or field named m_embeds, …, got one.", dict(fields={"m_embeds": batched()}, embeds=True)),
     (": expected no part or field named m_embeds, …, got one.", dict(item=Record(m_embeds=TEXT))),
+    (", fields['attention_mask']: expected a name that nothing else has beside the fields, got 'attention_mask', a key "
+     "of the trainer's batch. Call the field m_attention_mask, for example.",
+     dict(fields={"attention_mask": batched()})),
+    (", fields['labels']: …, got 'labels', …. Rename the output: hf(outputs={'labels': 'm_labels'}).",
+     dict(fields={"labels": batched()}, process=hf())),
+    (", fields['position_ids']: …, got 'position_ids', an argument of the language model. …",
+     dict(fields={"position_ids": batched()})),
+    (", fields['positions']: …, got 'positions', an argument of the model's forward. …",
+     dict(tokens=0, layout=None, update=None, fields={"positions": batched()})),
+    (", fields['mmkit_m_rows']: …, got 'mmkit_m_rows', a name of mmkit's own fields. …",
+     dict(fields={"mmkit_m_rows": batched()})),
+    (", fields['a-b']: expected a name that is a Python identifier, got 'a-b'.", dict(fields={"a-b": batched()})),
+    (", fields['self']: …, got 'self', …", dict(fields={"self": batched()})),
     (": expected cacheable to …, got none. Write …", dict(layout=embed(5) * item.count)),
     (": expected fields that do not read item.index, …, got some that do. Read …", dict(fields=NUMBERS)),
 ]
@@ -213,6 +226,16 @@ MODALITIES = [
 
 SPECS = [
     ("modality 'a b': expected a name that is a Python identifier, got 'a b'.", lambda: modality(name="a b")),
+    ("modality 'text': expected a name that nothing else has beside the items, got 'text', an argument of the "
+     "trainer's processor. Give the modality another name.", lambda: modality("text")),
+    ("modality 'answer': …, got 'answer', a key of a sample of the trainer's collator. …", lambda: modality("answer")),
+    ("modality 'refusal': …, got 'refusal', a part of vLLM's chat messages. …", lambda: modality("refusal")),
+    ("modality 'multimodal': …, got 'multimodal', what vLLM's models embed. …", lambda: modality("multimodal")),
+    ("modality 'self': …, got 'self', the first argument of every method. …", lambda: modality("self")),
+    ("modality 'lambda': …, got 'lambda', a keyword of Python. …", lambda: modality("lambda")),
+    ("modality 'm_embeds': …, got 'm_embeds', a name of precomputed embeddings. …", lambda: modality("m_embeds")),
+    ("modality 'inputs': expected a name that nothing else has, with _embeds behind it, got 'inputs_embeds', an "
+     "argument of the language model. Give …", lambda: modality("inputs", embeds=True)),
     ("spec 'a b': expected a name that is a Python identifier, got 'a b'.", lambda: ModelSpec("a b", modality())),
     ("spec 'a': expected at least one modality, got none.", lambda: ModelSpec("a")),
     ("spec 'a': expected modalities, each as an argument of its own, got a list.", lambda: ModelSpec("a", [OTHER])),

@@ -1,8 +1,10 @@
 """Specs as processors of transformers, without vLLM."""
 
+import inspect
 import pickle
 import sys
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,8 +17,23 @@ from examples.series.configuration import WavesConfig
 from examples.series.spec import WAVES
 from examples.terra.configuration import LlamaActionConfig
 from examples.terra.spec import TERRA
-from mmkit import Image, InputError, MmkitError, ModelSpec, Tensor, batched, between, embed, flat, insert, item, replace
-from mmkit.training import Collator, MultiModalMixin
+from mmkit import (
+    Image,
+    InputError,
+    MmkitError,
+    ModelSpec,
+    SpecError,
+    Tensor,
+    batched,
+    between,
+    embed,
+    flat,
+    insert,
+    item,
+    names,
+    replace,
+)
+from mmkit.training import Collator, MultiModalMixin, Processor
 
 from .common import CONFIG, modality, refused
 
@@ -24,7 +41,7 @@ WORDS = ["<pad>", "<series>", "<patch>", "look", "at", "<s>", "user:", "assistan
 PAD, SERIES, PATCH, LOOK, AT = range(5)
 TYPED = (
     "{% for m in messages %}{{ m.role + ': ' }}{% for part in m.content %}"
-    "{{ part.text if part.type == 'text' else '' }} {% endfor %}{% endfor %}"
+    "{{ part.text if part.type == 'text' else '<series>' }} {% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 PLAIN = "{% for m in messages %}{{ m.role + ': ' + m.content + ' ' }}{% endfor %}"
@@ -35,6 +52,13 @@ def tokenizer(**options):
     model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     model.add_special_tokens(["<series>", "<patch>"])
     return PreTrainedTokenizerFast(tokenizer_object=model, pad_token="<pad>", **options)
+
+
+class TokenizerWithStart(PreTrainedTokenizerFast):
+    """Begins texts with <s>."""
+
+    def encode(self, text, add_special_tokens=True):
+        return [5] * add_special_tokens + super().encode(text, add_special_tokens=False)
 
 
 def waves(**options):
@@ -118,12 +142,77 @@ def test_pictures_go_by_either_name():
     assert processor(input_ids=[])["input_ids"].dtype == torch.int64
 
 
+def test_a_text_with_or_without_the_tokens_that_the_tokenizer_adds():
+    begins = TokenizerWithStart(tokenizer_object=tokenizer()._tokenizer, pad_token="<pad>")
+    processor = WAVES.hf_processor(WavesConfig(vocab_size=8), begins)
+    written = {None: [5, LOOK, PATCH], True: [5, LOOK, PATCH], False: [LOOK, PATCH]}
+    for added, ids in written.items():
+        batch = processor("look <series>", series=steps(3), add_special_tokens=added)
+        assert batch["input_ids"].tolist() == [ids]
+    assert processor("at", add_special_tokens=False, truncation=False)["input_ids"].tolist() == [[AT]]
+
+
+@pytest.mark.parametrize("kind", [list, torch.tensor, np.array])
+def test_ids_of_an_answer_in_any_container(kind):
+    batch = Collator(waves())([{"text": "look", "answer": kind([LOOK, AT])}])
+    assert batch["labels"].tolist() == [[-100, LOOK, AT]]
+
+
 def test_prompts_of_encoder_and_decoder_and_none():
     encoded = ModelSpec("spec", modality(update=insert(at="start")), decoder_prompt=lambda s: [3, *s.prompt])
     batch = encoded.hf_processor(CONFIG)(input_ids=[1], m=torch.ones(2, 2))
     assert (batch["input_ids"].tolist(), batch["decoder_input_ids"].tolist()) == ([[5, 1]], [[3, 1]])
     raw = ModelSpec("spec", modality(layout=None, update=None, tokens=0)).hf_processor(CONFIG)
     assert raw(m=torch.ones(2, 2))["x"].shape == (1, 2, 2)
+    masked = modality(layout=None, update=None, tokens=0, fields={"attention_mask": batched()})
+    batch = ModelSpec("spec", masked).hf_processor(CONFIG)(m=torch.ones(2, 2))
+    assert {name: tuple(value.shape) for name, value in batch.items()} == {
+        "input_ids": (1, 1), "attention_mask": (1, 2, 2)
+    }, "a model that reads no prompt has a mask of its own"  # fmt: skip
+
+
+def parameters(function):
+    """The names of the parameters of a function, but for `self` and those that take any name."""
+    known = inspect.signature(function).parameters.values()
+    return {one.name for one in known if one.kind is not one.VAR_KEYWORD} - {"self"}
+
+
+BEGUN = ModelSpec("spec", modality(update=insert(at="start")), decoder_prompt=lambda s: [3, *s.prompt])
+BATCHES = [
+    Collator(waves())([{"input_ids": [LOOK], "answer": [AT]}]),
+    BEGUN.hf_processor(CONFIG)(input_ids=[1]),
+]
+
+
+def test_names_are_reserved_for_what_has_them():
+    assert {*names.CALL_ARGUMENTS} == parameters(Processor.__call__)
+    assert {*names.SAMPLE_KEYS} == parameters(Processor.samples) | {"answer"}
+    assert {*names.BATCH_KEYS} == {key for batch in BATCHES for key in batch}
+    assert parameters(LlamaForCausalLM.forward) <= {*names.BATCH_KEYS, *names.LANGUAGE_MODEL_ARGUMENTS}
+
+
+WORDS_OF_PYTHON = st.sampled_from(["self", "x", "audio", "images", "conversation", "class", "None", "labels"])
+ANY_NAME = WORDS_OF_PYTHON | st.sampled_from(sorted({*names.CALL_ARGUMENTS, *names.SAMPLE_KEYS, *names.BATCH_KEYS}))
+
+
+@given(ANY_NAME, ANY_NAME)
+def test_a_name_is_refused_or_harms_nothing(name, field):
+    """That of a modality and that of a field: what else is in the batch, and what comes of the item, stays."""
+
+    def batches(spec, name):
+        processor = spec.hf_processor(CONFIG)
+        sample = {"input_ids": [8, 5], name: MATRIX}
+        return processor(**sample), Collator(processor)([{**sample, "answer": [9]}])
+
+    try:
+        spec = ModelSpec("spec", modality(name, update=replace(5), fields={field: batched()}))
+    except SpecError:
+        return
+    plain = ModelSpec("spec", modality("plain", update=replace(5), fields={"plain": batched()}))
+    for got, expected in zip(batches(spec, name), batches(plain, "plain"), strict=True):
+        assert torch.equal(got.pop(field), expected.pop("plain"))
+        got.pop("placeholders"), expected.pop("placeholders")
+        assert {key: value.tolist() for key, value in got.items()} == {k: v.tolist() for k, v in expected.items()}
 
 
 @pytest.mark.parametrize("template", [TYPED, PLAIN])
@@ -141,6 +230,7 @@ def test_messages(template):
     assert content[0]["series"] is not None, "the messages are not changed"
 
 
+NUMBERED = ModelSpec("spec", modality(update=replace(9)))
 TEXTLESS = ModelSpec("spec", modality(update=insert(at="start"), embeds=True))
 SHOWN = ModelSpec("spec", modality("image", item=Image((4, 4)), process=lambda items, s: {"x": [1] * len(items)}))
 PICTURE, ROWS, MATRIX = PILImage.new("RGB", (3, 2)), {"m_embeds": torch.ones(1, 3)}, torch.ones(2, 2)
@@ -154,6 +244,10 @@ def told(processor, *content):
     processor.apply_chat_template([{"role": "user", "content": content}])
 
 
+def spoken(**message):
+    waves(chat_template=PLAIN).apply_chat_template([{"role": "user", **message}])
+
+
 # fmt: off
 REFUSED = [
     ("waves.prompt: expected a text or input_ids, got neither.", lambda: waves()()),
@@ -165,7 +259,27 @@ REFUSED = [
     ("waves.series: expected a list with the items of each of 1 prompts, got 0 of them. Write None …",
      lambda: waves()(["at"], series=[])),
     ("waves.prompt: expected at least one prompt, got none.", lambda: waves()([])),
-    ("waves.multi_modal_data: expected modalities among ['series'], got 'images'.", lambda: waves()("at", images=[3])),
+    ("waves, a call: expected modalities among ['series'], or text, input_ids, add_special_tokens, padding, "
+     "truncation, max_length, padding_side, pad_to_multiple_of, return_tensors, got 'images'.",
+     lambda: waves()("at", images=[3])),
+    ("waves, a call: …, got 'text_kwargs'. Write options of the text as arguments of the call.",
+     lambda: waves()("at", text_kwargs={})),
+    ("waves, a call: …, got 'images_kwargs'. Options of the Hugging Face processor are kwargs= of hf_processor().",
+     lambda: waves()("at", images_kwargs={})),
+    ("waves.multi_modal_data: expected modalities among ['series'], got 'series_embeds'. …",
+     lambda: waves()("at", series_embeds=[3])),
+    ("waves.truncation: expected False, got True. Nothing is cut off, as in a server: shorten the prompt itself.",
+     lambda: waves()("at", truncation=True, max_length=3)),
+    ('waves.max_length: expected padding="max_length" beside it, got padding=False. Nothing is cut off, …',
+     lambda: waves()("at", max_length=3)),
+    ("waves.max_length: expected a number above 0, got -1.",
+     lambda: waves()("at", padding="max_length", max_length=-1)),
+    ("waves.pad_to_multiple_of: expected padding=True beside it, got padding=False.",
+     lambda: waves()("at", pad_to_multiple_of=8)),
+    ('waves.padding_side: expected "left" or "right", got \'middle\'.', lambda: waves()("at", padding_side="middle"),
+     lambda: Collator(waves(), padding_side="middle")),
+    ("waves.prompt: expected a text, or a list of them, got 5.", lambda: waves()(5)),
+    ("waves.prompt: expected token ids, got 'at'.", lambda: waves()(input_ids="at")),
     ('waves.padding: expected a bool, "longest", or "max_length" beside max_length=, got \'some\'.',
      lambda: waves()("at", padding="some")),
     ("waves.padding: …, got 'max_length'.", lambda: waves()("at", padding="max_length")),
@@ -174,16 +288,54 @@ REFUSED = [
      lambda: TEXTLESS.hf_processor(CONFIG)(input_ids=[[1], [1]], m=[ROWS, MATRIX])),
     ("spec.multi_modal_data: expected modalities among ['image'], got 'images'.",
      lambda: SHOWN.hf_processor(CONFIG)(input_ids=[5], image=PICTURE, images=PICTURE)),
-    ("waves.answer: expected a text or ids, got none.", lambda: collated(text="look")),
-    ("waves.series: …", lambda: collated(text="look", answer="at <series>"),
-     lambda: collated(text="look <patch>", answer="at")),
+    ("waves.samples[0]: expected a dict, got str.", lambda: Collator(waves())(["look"])),
+    ("waves.samples[0]: expected keys among ['answer', 'input_ids', 'series', 'text'], got 'weight'.",
+     lambda: collated(text="look", answer="at", weight=1)),
+    ("waves.samples[0]: expected one prompt, got 2. Give each its sample.",
+     lambda: collated(text=["look", "at"], answer="at")),
+    ("waves.samples[0].answer: expected a text or token ids, got none.", lambda: collated(text="look"),
+     lambda: collated(text="look", answer=None), lambda: collated(text="look", answer=""),
+     lambda: collated(text="look", answer=torch.tensor([], dtype=torch.int64))),
+    ("waves.samples[0].answer: …, got 5.", lambda: collated(text="look", answer=5)),
+    ("waves.samples[0].answer[0]: expected a token id from 0 to 7, got 8.", lambda: collated(text="look", answer=[8])),
+    ("waves.samples[0].answer[0]: …, got list [1, 2].", lambda: collated(text="look", answer=torch.tensor([[1, 2]]))),
+    ("waves.samples[0].answer: expected no placeholder and no target, since items stand in the prompt, "
+     "got one of waves.series.", lambda: collated(text="look", answer="at <series>"),
+     lambda: collated(text="look", answer=[PATCH])),
+    ("waves.series: …", lambda: collated(text="look <patch>", answer="at")),
     ("terra.conversation: expected a model with a tokenizer, got one without. Call it with ids.",
      lambda: told(TERRA.hf_processor(LlamaActionConfig(pad_token_id=31)))),
-    ("waves.conversation: expected a chat template, got none. Give chat_template=.", lambda: told(waves())),
-    ('waves.conversation: expected parts {"type": "text", "text": ...} or {"type": "series", "series": ...}, '
-     "got type 'image'.", lambda: told(waves(chat_template=TYPED), {"type": "image", "image": 3})),
-    ("spec.conversation: expected a chat template with the type m, or replace() of a text in the spec, got neither.",
-     lambda: told(TEXTLESS.hf_processor(CONFIG, tokenizer(chat_template=TYPED)), {"type": "m", "m": MATRIX})),
+    ("waves.conversation: expected a list with at least one message, got [].",
+     lambda: waves(chat_template=PLAIN).apply_chat_template([])),
+    ("waves.chat_template: expected a chat template, got none. Give chat_template=.", lambda: told(waves())),
+    ("waves.chat_template: expected a template, or a name among ['a'], got 'b'.",
+     lambda: waves(chat_template={"a": PLAIN}).apply_chat_template([{"role": "user"}], "b")),
+    ('waves.chat_template_content_format: expected "auto", "string" or "openai", got \'text\'.',
+     lambda: waves(chat_template=PLAIN).apply_chat_template([{"role": "user"}], chat_template_content_format="text")),
+    ('waves.conversation[0].content[0]: expected a part {"type": "text", "text": ...} or {"type": "series", '
+     '"series": ...}, got type \'image\'.', lambda: told(waves(chat_template=TYPED), {"type": "image", "image": 3})),
+    ("waves.conversation[0].content[0]: expected a part with a text, got 3.",
+     lambda: told(waves(chat_template=TYPED), {"type": "text", "text": 3})),
+    ("waves.conversation[0].content: expected a text or a list of parts, got 3.", lambda: spoken(content=3)),
+    ("waves.conversation[0]: expected a message with a role and a content, got {}.",
+     lambda: waves(chat_template=PLAIN).apply_chat_template([[{}]])),
+    ("waves.conversation[0]: expected '<series>' for 1 item(s), got 2 of them in the texts.",
+     lambda: told(waves(chat_template=PLAIN), {"type": "series", "series": 3}, "<series> <series>")),
+    ("waves.conversation[0].tool_calls: expected a list of calls, got 3.",
+     lambda: spoken(role="assistant", tool_calls=3)),
+    ('waves.conversation[0].tool_calls[0]: expected a call {"type": "function", "function": ...}, got {}.',
+     lambda: spoken(role="assistant", tool_calls=[{}])),
+    ("waves.conversation[0].tool_calls[0].function.arguments: expected a JSON object, got '{'.",
+     lambda: spoken(role="assistant", tool_calls=[{"function": {"arguments": "{"}}])),
+    ("waves.conversation[0]: expected a role of the chat template, got developer, which it does not name. Write a …",
+     lambda: spoken(role="developer")),
+    ("waves.conversation: expected messages of which vLLM's chat passes all on to the template, got ['role_of'] as "
+     "well, which it reads. Write the thoughts of a message as its reasoning, and leave out others.",
+     lambda: waves(chat_template="{{ messages[0].role_of }}").apply_chat_template([{"role": "user", "role_of": "x"}])),
+    ("waves.conversation: expected messages that the chat template takes, got TemplateError: user first.",
+     lambda: waves(chat_template="{{ raise_exception('user first') }}").apply_chat_template([{"role": "user"}])),
+    ("spec.conversation[0].content[0]: expected a placeholder with a text in messages, got one that is an id. Use …",
+     lambda: told(NUMBERED.hf_processor(CONFIG, tokenizer(chat_template=PLAIN)), {"type": "m", "m": MATRIX})),
 ]
 # fmt: on
 
