@@ -51,8 +51,9 @@ from mmkit.bound.placeholders import TooManyRows
 from mmkit.expr import Scope, evaluate
 from mmkit.field import identity
 from mmkit.placement import NotFound, place
+from mmkit.vocabulary import Vocabulary
 
-from .common import CONFIG, alternatives, bound, modality, plan_of, refused
+from .common import CONFIG, Tokenizer, alternatives, bound, modality, plan_of, refused
 
 PIXELS, FRAMES = np.zeros((4, 5, 3), np.uint8), np.zeros((2, 4, 5, 3), np.uint8)
 LONGER, WIDER = np.zeros((4, 4, 3)), np.zeros((4, 5, 3))
@@ -66,6 +67,7 @@ TENSOR = Tensor(shape=(2, 2))
 INDICES, BYTES = Tensor(shape=(2,), dtype="int64"), Tensor(shape=(2,), dtype="uint8")
 HALF, MASK = Tensor(shape=(2, 2), dtype="float16"), Tensor(shape=(2,), dtype="bool")
 
+WORDS = Vocabulary(Tokenizer())
 SPEC, PLAN = ModelSpec("spec", modality()), plan_of(modality())
 NO_VOCABULARY, MILLIONS = SimpleNamespace(n=2), SimpleNamespace(n=2, vocab_size=2_000_000)
 NUMBERED = replace(tok["<|image_{}|>", item.index + 1])
@@ -123,6 +125,13 @@ def beside(rows, **told):
 def put(prompt, *ways):
     """Place an item by each of these ways, a kind and a target."""
     return place(prompt, {"m": [alternatives((*way, [5, 5])) for way in ways]}, "spec")
+
+
+def put_two(prompt):
+    """Place two images, whose target is 1, and a video, whose layout has a 1 in it."""
+    image = alternatives(("replace", [1], [1, 1]), embeds=(1,))
+    video = alternatives(("replace", [3], [7, 1, 8]), embeds=(1,))
+    return place(prompt, {"image": [image] * 2, "video": [video]}, "spec")
 
 
 def rewritten(value):
@@ -237,7 +246,7 @@ SPECS = [
     ("spec.m, process: cfg.zzz has no value: …", lambda: bound(process=hf(cfg.zzz)).processing.call.part),
     ("spec.m, layout: expected embed() of ids that the largest …, got [6]…", lambda: preview(
         {"m": torch.zeros(2)}, [6], item=GROWING, layout=lambda s: embed(5 + s.item.length // 2))),
-    ("spec.n, update: expected a target that no other modality has, got [181], which is that of m too. Give each …",
+    ("spec.n, update: expected a target that no other modality has, got 'µ', which is that of m too. Give each …",
      lambda: plan_of(modality(update=replace(181)), modality("n", update=NUMBERED, fields={"y": batched()}))),
     ("spec.m, item: expected the most encoder rows for the largest item, got 1, and 4 for the smallest. State …",
      lambda: bound(item=Tensor(shape=(between(1, 4), 2)), layout=embed(5) * (5 - item.length))),
@@ -488,15 +497,24 @@ REQUESTS = [
      lambda: PICTURES.intake.take([torch.zeros(3, 4, 6), torch.zeros(4, 6, 3), torch.zeros(1, 4, 6)], 6)),
     ('spec.m[0]: expected a finite floating (rows, 6) tensor, got shape (4, 5) of torch.float32. Send …',
      lambda: PICTURES.intake.take(torch.zeros(3, 4, 5), 6)),
-    ('spec.m: expected one item per placeholder, got 2 placeholder id(s) 5 and no item. Send multi_modal_data={"m": …',
+    ('spec.m: expected one item per placeholder, got 2 placeholders [5] and no item. Send multi_modal_data={"m": …',
+     lambda: SPEC.bind(CONFIG).place([1, 5, 5], {})),
+    (r"spec.m: expected one item …, got 1 placeholder '\x05' and no item. …", lambda: PLAN.place([5], {})),
+    (r"spec.m: expected one item per placeholder, got 2 placeholders '\x05' and no item. …",
      lambda: PLAN.place([1, 5, 5], {}), lambda: PLAN.place([1, 5, 5], {"m": []})),
-    ("spec.m, spec.n: expected a prompt that tells their items apart, got placeholder ids …. Send …",
+    ("spec.m, spec.n: expected a prompt that tells their items apart, got the layout '\\x05', which either has. Send …",
      lambda: plan_of(modality(), modality("n", fields={"y": batched()})).preview([5, 5], {"m": ZEROS, "n": ZEROS})),
     ("spec.m: expected one item per request, got none. The model reads …", lambda: WITHOUT.preview([5], {})),
     ("spec.m: expected fewer items, got 2. At most 1 m(s) …", lambda: WITHOUT.preview([5], {"m": [ZEROS] * 2})),
-    ("spec.m: expected 1 placeholder(s) …, got 2, and 1 … beside. …", lambda: put([3, 1, 3, 5], ("replace", [3]))),
-    ("spec.m: expected a prompt without placeholder ids, got 1 …. Leave …", lambda: put([1, 5], ("start", []))),
-    ("spec.m: expected …, got the placeholder [2] without …. Send …", lambda: place([1, 2], {}, "spec", {(2,): "m"})),
+    ("spec.m: expected 1 target [3] in …, got 2, and 1 placeholder [5] beside. Write one target …, or its whole …",
+     lambda: put([3, 1, 3, 5], ("replace", [3]))),
+    ("spec.m: expected a prompt without placeholders, got 1 placeholder [5]. …", lambda: put([1, 5], ("start", []))),
+    ("spec.m: expected one item per target, got the target [2] without its item. Send …",
+     lambda: place([1, 2], {}, "spec", {(2,): "m"})),
+    ("spec.m: expected one item per target, got the target '<graph>' without its item. …",
+     lambda: place([*map(ord, "a<graph>")], {}, "spec", {tuple(map(ord, "<graph>")): "m"}, tok=WORDS)),
+    ("spec.image[0]: expected a target outside layouts, got [1] inside [7, 1, 8], a layout of video. Write …",
+     lambda: put_two([7, 1, 8, 9, 3, 9, 1]), lambda: put_two([7, 1, 8, 1, 3])),
     ("spec.m[1]: expected a (2, 2) float32 tensor, got shape (3,).", lambda: parse(TENSOR, [ZEROS, torch.zeros(3)])),
     ("spec.m[0].x: expected int64 values from 0 to 3, got 4 at [0].",
      lambda: parse(CLICKED, {"image": PICTURE.resize((4, 9)), "x": [4]})),
@@ -513,13 +531,17 @@ LARGER = [
 """Requests with items that are larger than the largest."""
 
 MISSING = [
-    ("spec.m: expected 1 placeholder(s) [3] in the prompt for 1 item, got 0. Write one placeholder per item, …",
+    ("spec.m: expected 1 target [3] in the prompt for 1 item, got 0. Write one target per item, and nothing else …",
      lambda: put([1], ("replace", [3]))),
-    ("spec.m: expected 2 placeholder(s) [5] * 2 in the prompt for 2 items, got 1, and 1 …",
+    ("spec.m: expected 1 target '<graph>' in the prompt for 1 item, got 0. …",
+     lambda: place([1], {"m": [alternatives(("replace", map(ord, "<graph>"), [5]))]}, "spec", tok=WORDS)),
+    ("spec.m: expected 2 layouts [5] * 2 in the prompt for 2 items, got 1, and 1 placeholder [5] beside. Write …",
      lambda: put([5, 5, 5], *[("in_place", [])] * 2)),
-    ("spec.m: expected 1 placeholder(s) [0, 1, 2, 3, ... 9 ids] in …", lambda: put([1], ("replace", range(9)))),
+    ("spec.m: expected 1 target [0, 1, 2, 3, ... 9 ids] in …", lambda: put([1], ("replace", range(9)))),
+    ("spec.m: expected 1 target 'abcd'... of 9 tokens in …",
+     lambda: place([1], {"m": [alternatives(("replace", map(ord, "abcdefghi"), [5]))]}, "spec", tok=WORDS)),
     ("spec.m: expected a prompt that starts with [7, 8], got one … [1, 2].", lambda: put([1, 2], ("after", [7, 8]))),
-    ("spec.m[1]: expected the placeholder [72] in the prompt, after those of …, got none. Write …, in order.",
+    ("spec.m[1]: expected the target [72] in the prompt, after those of …, got none. Write one target …, in order.",
      *[partial(put, prompt, ("replace", [71]), ("replace", [72])) for prompt in ([71], [72, 71])]),
 ]
 """Requests that lack a placeholder."""
