@@ -82,6 +82,11 @@ class Plan:
         max_model_len: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        is_bare = tokenizer is not None and not isinstance(tokenizer, Vocabulary)
+        if is_bare and not hasattr(tokenizer, "encode"):
+            expected, remedy = "a config, then a tokenizer", "Write bind(config, tokenizer)."
+            got = f"a {type(tokenizer).__name__} as tokenizer"
+            raise SpecError(f"{spec.name}, bind", expected, got, remedy)
         self.spec, self._dtype, self._is_raw = spec, dtype, spec.is_raw
         # a model of raw input may have no ids; any id will do for its prompt
         self.vocab_size = vocab_size(config, sys.maxunicode if self._is_raw else None)
@@ -89,7 +94,6 @@ class Plan:
         self._max_model_len = max_model_len if spec.decoder_prompt is None else None
         self.hidden_size = hidden_size(config)
         self._ids = list[Annotated[int, msgspec.Meta(ge=0, lt=self.vocab_size)]]
-        is_bare = tokenizer is not None and not isinstance(tokenizer, Vocabulary)
         tok = Vocabulary(tokenizer) if is_bare else tokenizer
         self._configured = Memo(CONFIGURED)
         refusals = self._bind(Scope(cfg=config, proc=processor, tok=tok, kwargs=dict(kwargs or {})))
@@ -347,6 +351,10 @@ class Plan:
         Raises:
             InputError: they are malformed, or more than the spec's limit.
         """
+        if not isinstance(data, Mapping):
+            expected, got = "a dict of items by modality", f"a {type(data).__name__}"
+            remedy = f'Write {{"{next(iter(self.modalities))}": [...]}}.'
+            raise InputError(f"{self.spec.name}.multi_modal_data", expected, got, remedy)
         self.check_names(data)
         taken: dict[str, Taken] = {}
         for name, sent in data.items():

@@ -40,6 +40,7 @@ from mmkit import (
     hf,
     insert,
     item,
+    later,
     literal,
     proc,
     replace,
@@ -127,6 +128,20 @@ def put(prompt, *ways):
     return place(prompt, {"m": [alternatives((*way, [5, 5])) for way in ways]}, "spec")
 
 
+def odd(length):
+    """A function of a library that takes no item of two rows."""
+    if length == 2:
+        raise ValueError("too odd.")
+    return length
+
+
+ODD = [
+    dict(layout=embed(5) * later(odd)(item.length)),
+    dict(layout=lambda scope: embed(5) * odd(scope.item.length)),
+    dict(layout=embed(5) * fields.n, fields={"x": batched(), "n": derived(later(odd)(item.length))}),
+]
+
+
 def put_two(prompt):
     """Place two images, whose target is 1, and a video, whose layout has a 1 in it."""
     image = alternatives(("replace", [1], [1, 1]), embeds=(1,))
@@ -153,10 +168,17 @@ def picky(items, scope):
 # fmt: off
 MODALITIES = [
     (", item: expected an item type, got 'tensor'.", dict(item="tensor")),
-    (": expected placeholder and tokens together, or layout, got a mixture.",
-     dict(placeholder="<image>", tokens=5), dict(layout=None, update=None, placeholder="<image>"),
+    (", item: expected an item type, got (1024, 3). Write Tensor((1024, 3)).", dict(item=(1024, 3))),
+    (", item: expected an item type, got <class …>. Write Tensor(...).", dict(item=Tensor)),
+    (", item: expected an item type, got {'a': …}. Write Record(...).", dict(item={"a": TEXT})),
+    (": expected placeholder and tokens together, or layout, got placeholder without tokens. Add tokens=, the number …",
+     dict(layout=None, update=None, placeholder="<image>")),
+    (": expected placeholder and tokens together, or layout, got tokens without placeholder. Add placeholder=, …",
      dict(layout=None, update=None, tokens=5), dict(layout=None, tokens=0)),
-    (": expected placeholder and tokens, or layout and update, got one of them.", dict(layout=None), dict(update=None)),
+    (": expected …, or layout, got layout beside them. Leave …", dict(placeholder="<image>", tokens=5)),
+    (": expected …, or layout, got layout beside one. Leave …", dict(tokens=5), dict(placeholder=5)),
+    (": expected placeholder and tokens, or layout and update, got layout alone. Add update=.", dict(update=None)),
+    (": expected placeholder and tokens, or layout and update, got update alone. Add layout=.", dict(layout=None)),
     (": expected placeholder and tokens, or layout and update, got neither.", dict(layout=None, update=None)),
     (": expected at least one update, got none.", dict(update=[])),
     (", cacheable: expected True, False or a condition, got 'no'.", dict(cacheable="no")),
@@ -172,10 +194,14 @@ MODALITIES = [
     (": expected at least one field, got none.", dict(fields={})),
     (", fields: expected a dict of batched(), flat(), … or constant(), got ['x'].", dict(fields=["x"])),
     (", fields['x']: expected batched(), flat(), … or constant(), got 'batched'.", dict(fields={"x": "batched"})),
+    (", fields['x']: expected batched(), flat(), … or constant(), got Batched. Write batched().",
+     dict(fields={"x": batched})),
     (": expected a Tensor item and one field, …, got … and fields ['x', 'y'].", dict(fields=BOTH)),
     (": expected …, or a process, got Audio(…) and fields ['x'].", dict(item=Audio(5), process=identity())),
     (": expected a field for each of ['a'], …, got Record(…) and …", dict(item=Record(a=TEXT), process=identity())),
     (": expected hf() or a function for process, got 5.", dict(process=5)),
+    (", process: expected a function of the items and a Scope, got one that takes another number of …. Write (items, …",
+     dict(process=lambda items: items), dict(process=lambda items, scope, more: items)),
     (": expected unpad to name fields among ['x'], got ['y'].", dict(process=hf(unpad={"y": 3}))),
     (", fields.z: expected a field among ['x'], got 'z'. Declare it in fields.",
      dict(layout=embed(5) * fields.z), dict(layout=embed(5) * where(item.a, fields.z, 1)),
@@ -200,7 +226,14 @@ SPECS = [
     ("modality 'a b': expected a name that is a Python identifier, got 'a b'.", lambda: modality(name="a b")),
     ("spec 'a b': expected a name that is a Python identifier, got 'a b'.", lambda: ModelSpec("a b", modality())),
     ("spec 'a': expected at least one modality, got none.", lambda: ModelSpec("a")),
-    ("spec 'a': expected modalities, each as an argument of its own, got a list.", lambda: ModelSpec("a", [OTHER])),
+    ("spec 'a': expected modalities, each as an argument of its own, got a list. Write …",
+     lambda: ModelSpec("a", [OTHER])),
+    ("spec 'a': expected modalities, each as an argument of its own, got a str.", lambda: ModelSpec("a", "m")),
+    ("between(): expected whole numbers >= 0, in order, got -1..5.", lambda: between(-1, 5)),
+    ("between(): expected whole numbers >= 0, in order, got 5..1.", lambda: between(5, 1)),
+    ("between(): expected whole numbers >= 0, in order, got 1..2.5.", lambda: between(1, 2.5)),
+    ("spec, bind: expected a config, then a tokenizer, got a SimpleNamespace as tokenizer. Write bind(config, …",
+     lambda: SPEC.bind(Tokenizer(), CONFIG)),
     ("spec 'a': expected one modality named 'n', got several.", lambda: ModelSpec("a", modality("n"), OTHER)),
     ("spec 'a': expected one field named 'x', got several.", lambda: ModelSpec("a", modality(), modality("n"))),
     ("spec 'a': expected one field named 'm_embeds', …", lambda: ModelSpec("a", modality(embeds=True), NAMESAKE)),
@@ -304,7 +337,8 @@ BOUND = [
     ("item: Tensor.bound: expected a number > 0 …", *[shaped(1, bound=number) for number in (0, math.nan, True)]),
     ("item: Tensor.bound: expected a number, got 0..3 of float32. State …", shaped(1, bound=between(0, 3))),
     ("item: Tensor.bound: expected values that uint8 …, got 0..256.", shaped(1, dtype="uint8", bound=between(0, 256))),
-    ("item: Tensor.bound: expected whole numbers >= 0, …, got -1..3.", shaped(1, dtype="int8", bound=between(-1, 3))),
+    ("item: Tensor.bound: expected whole numbers >= 0, …, got -1..3.",
+     shaped(1, dtype="int8", bound=between(cfg.minus, 3))),
     ("item: Tensor.largest: expected a shape within (1..4, 3), got (5, 3).", shaped(between(1, 4), 3, largest=(5, 3))),
     ("item: Record.b: Tensor.shape: item.c has …", recorded(a=TEXT, b=Tensor((item.c.length,)))),
     ("item: Record.a: Text.least, Text.most: expected …, got 1..0.", recorded(a=Text(most=cfg.n - 2))),
@@ -315,9 +349,10 @@ BOUND = [
     ("item: Audio.rate: expected a number > 0 from cfg, got -1.", dict(item=Audio(largest=4, rate=-1))),
     ("limit: 1.5: expected the most items, a whole number >= 0, got 1.5. Use math.floor(), …", dict(limit=1.5)),
     ("limit: …: expected the most items, a whole number >= 0, got ….", dict(limit=-1), dict(limit=True)),
-    ("layout: expected at least one embed() position per item, got 2 literal ids.", dict(layout=literal([1, 2]))),
-    ("layout: expected at least one embed() position per item, got 0 literal ids.",
-     dict(layout=embed(5) * 0), dict(item=Tensor(shape=(between(2, 4),)), layout=embed(5) * (item.length - 2))),
+    ("layout: expected at least one placeholder per item, got 2 other tokens for an item of shape (2, 2). Round up …",
+     dict(layout=literal([1, 2]))),
+    ("layout: expected at least one placeholder per item, got none for an item of shape (2,). Round …",
+     dict(item=Tensor(shape=(between(2, 4),)), layout=embed(5) * (item.length - 2))),
     (f"layout{OUTSIDE}",
      dict(layout=embed(200)), dict(layout=embed(tok["<far>"])), dict(layout=embed(5) + literal(200)),
      dict(layout=embed(5) + each(fields.x.shape[0], lambda x: literal(200))),
@@ -490,7 +525,17 @@ REQUESTS = [
      lambda: preview({"m": {"m_embeds": torch.zeros(0, 2, 3)}}, embeds=True)),
     ("spec.m: expected at least one (rows, hidden_size) tensor, got a str.",
      lambda: preview({"m": {"m_embeds": "rows"}}, embeds=True)),
-    ("spec.m, layout: expected at least one embed() position per item, got 0 literal ids.",
+    ("spec.multi_modal_data: expected a dict of items by modality, got a list. Write {\"m\": [...]}.",
+     lambda: PLAN.expand([5], [ZEROS]), lambda: PLAN.preview([5], [ZEROS])),
+    ("spec.m[1]: expected an item that has a layout, got an item of shape (2,): too odd.",
+     *[lambda way=way: preview({"m": [torch.zeros(1), torch.zeros(2)]}, [5] * 2, item=GROWING, **way) for way in ODD]),
+    ("spec.m[1]: expected at least one placeholder per item, got 1 other token for an item of shape (2,). …",
+     lambda: preview({"m": [torch.zeros(1), torch.zeros(2)]}, item=Tensor((between(1, 3),)),
+                     layout=literal(6) + embed(5) * (item.length % 2))),
+    ("spec.m[0]: expected at least one placeholder per item, got none for an item of length 1. Send a larger one.",
+     lambda: preview({"m": np.zeros(1)}, item=Audio(largest=9), layout=embed(5) * (item.length // 2),
+                     process=lambda items, scope: {"x": items})),
+    ("spec.m[0]: expected at least one placeholder per item, got none for an item of shape (2,). …",
      lambda: preview({"m": ZEROS[0]}, item=Tensor((between(1, 3),)), layout=embed(5) * (item.length % 2))),
     ("spec.m[0]: expected 1 embedding row(s), got 2.", lambda: preview({"m": {"m_embeds": ZEROS}}, embeds=True)),
     ("spec.m[2]: expected pixels of three channels, got shape (1, 4, 6), which may be embeddings. …",
