@@ -208,9 +208,9 @@ class Modality(_Declared):
             yield ", update", isinstance(update, Update), ways, repr(update)
         yield ", fields", isinstance(fields, Mapping), f"a dict of {_FIELD}", repr(fields)
         for key, declared in fields.items():
-            is_class = isinstance(declared, type) and issubclass(declared, Field)
-            remedy = f"Write {declared._word}()." if is_class else ""
-            got = declared.__name__ if is_class else repr(declared)
+            got, remedy = repr(declared), ""
+            if isinstance(declared, type) and issubclass(declared, Field):
+                got, remedy = f"{declared._word} without its ()", f"Write {declared._word}()."
             yield f", fields[{key!r}]", isinstance(declared, Field), _FIELD, got, remedy
         yield "", self.update or not self.has_positions, "at least one update", "none"
         if not self.has_positions:

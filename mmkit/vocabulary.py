@@ -113,17 +113,28 @@ class Vocabulary:
         """The text of ids in pieces, each with the number of its ids. A piece is one id, or those
         that make one character together."""
         pieces: list[tuple[str, int]] = []
-        waiting: list[int] = []
+        parts: list[int] = []  # of a character
         for token in ids:
-            waiting.append(token)
-            text = self._text_of(token) if len(waiting) == 1 else self._decoded_inside(waiting)
-            if _UNDECODED in text and len(waiting) < _MOST_BYTES:
-                continue
-            pieces.append((text, len(waiting)))
-            waiting = []
-        if waiting:
-            pieces.append((self._decoded_inside(waiting), len(waiting)))
+            text = self._text_of(token)
+            if _UNDECODED in text:
+                parts.append(token)
+                text = self._decoded_inside(parts)
+                if len(parts) < _MOST_BYTES and not self._are_whole(parts, text):
+                    continue
+                pieces.append((text, len(parts)))
+            else:
+                if parts:
+                    pieces.append((self._decoded_inside(parts), len(parts)))
+                pieces.append((text, 1))
+            parts = []
+        if parts:
+            pieces.append((self._decoded_inside(parts), len(parts)))
         return pieces
+
+    def _are_whole(self, parts: list[int], text: str) -> bool:
+        """Whether ids are all of a text; the character that stands for what cannot be decoded may
+        be in it itself."""
+        return _UNDECODED not in text or self._encoded_inside(text) == parts
 
     def text_of_target(self, target: Sequence[int]) -> str:
         """The text of a target, without the space that the tokenizer writes before every text."""
@@ -132,7 +143,11 @@ class Vocabulary:
 
     def inside(self, text: str) -> list[int] | None:
         """The ids of a text that stands inside another one, where no tokenizer writes a space
-        before it. None where its beginning merges with whatever stands before it."""
+        before it. None where its beginning merges with whatever stands before it, and for a text
+        that was not decoded as a whole."""
+        return None if _UNDECODED in text else self._encoded_inside(text)
+
+    def _encoded_inside(self, text: str) -> list[int] | None:
         for before in ("\n", "a", "."):
             lead = self.tokenizer.encode(before, add_special_tokens=False)
             ids: list[int] = self.tokenizer.encode(before + text, add_special_tokens=False)

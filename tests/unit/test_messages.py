@@ -194,7 +194,7 @@ MODALITIES = [
     (": expected at least one field, got none.", dict(fields={})),
     (", fields: expected a dict of batched(), flat(), … or constant(), got ['x'].", dict(fields=["x"])),
     (", fields['x']: expected batched(), flat(), … or constant(), got 'batched'.", dict(fields={"x": "batched"})),
-    (", fields['x']: expected batched(), flat(), … or constant(), got Batched. Write batched().",
+    (", fields['x']: expected batched(), flat(), … or constant(), got batched without its (). Write batched().",
      dict(fields={"x": batched})),
     (": expected a Tensor item and one field, …, got … and fields ['x', 'y'].", dict(fields=BOTH)),
     (": expected …, or a process, got Audio(…) and fields ['x'].", dict(item=Audio(5), process=identity())),
@@ -506,7 +506,7 @@ REQUESTS = [
     ("spec.prompt[1]: expected a …, got ….", *[partial(PLAN.check_ids, [0, n]) for n in ("5", None, 2**99)]),
     ("spec.m[1]: expected …, got None. Send the item itself.",
      lambda: PLAN.expand([5, 5], {"m": TWO}), lambda: preview({"m": TWO}, [5, 5])),
-    ("spec.m: expected items …, got ValueError: …. Name …",
+    ("spec.m: expected items …, got some that it refuses: You have to …. Name …",
      lambda: preview({"m": ZEROS}, process=hf(), processor=asking)),
     ("spec.m: expected items …, got TypeError: … multiple values for keyword argument 'm'.", lambda: plan_of(
         modality(process=hf()), processor=asking).configured({"m": 0}, asking).preview([5, 5], {"m": ZEROS})),

@@ -7,9 +7,6 @@ import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
 from mmkit import InputError, ModelSpec, Tensor, already_expanded, cfg, embed, insert, item, literal, replace, tok
 from mmkit.expr import Scope
@@ -17,6 +14,7 @@ from mmkit.layout import nothing
 from mmkit.placement import EMPTY, place
 from mmkit.vocabulary import Vocabulary
 from tests.profiles import scaled
+from tests.spaced import spaced
 
 from . import naive
 from .common import Tokenizer, alternatives, modality, refused
@@ -153,44 +151,6 @@ def test_line_breaks_merge_as_in_a_text(gaps):
 
 # -- targets that are texts -------------------------------------------------------------------------------------------
 
-MERGES = [
-    "▁ <",
-    ". <",
-    "g r",
-    "gr a",
-    "p h",
-    "gra ph",
-    "> )",
-    "> <",
-    "▁ a",
-    "▁ ▁",
-    ". .",
-    ". .<",
-    "▁< gra",
-    "ph >",
-    "x .",
-]
-"""Tokens that reach across an edge of ``<graph>``, or do so where it stands alone."""
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-
-
-def tokenizer(prepend, *, strip=True):
-    """A tokenizer that begins a text with a space, as that of Llama 2 does: every stretch between special tokens, only
-    the first one, or none."""
-    names = ["<unk>", "<s>", "<p>", *BYTES, *"▁<>graphx.:)", *(merge.replace(" ", "") for merge in MERGES)]
-    merges = [tuple(merge.split()) for merge in MERGES]
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    backend = Backend(models.BPE(numbers, merges, byte_fallback=True, unk_token="<unk>"))
-    written = [normalizers.Prepend("▁")] if prepend == "always" else []
-    backend.normalizer = normalizers.Sequence([*written, normalizers.Replace(" ", "▁")])
-    if prepend == "first":
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    special = {"bos_token": "<s>", "unk_token": "<unk>", "additional_special_tokens": ["<p>"]}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
-
 
 def plan_of_text(tokenizer, text):
     """A plan whose items take two positions in place of a text."""
@@ -200,10 +160,10 @@ def plan_of_text(tokenizer, text):
 
 
 TOKENIZERS = {
-    "llama": tokenizer("always"),
-    "llama, not stripped": tokenizer("always", strip=False),
-    "llama, not legacy": tokenizer("first"),
-    "no space": tokenizer("never"),
+    "llama": spaced("always"),
+    "llama, not stripped": spaced("always", strip=False),
+    "llama, not legacy": spaced("first"),
+    "no space": spaced("never"),
 }
 SOUGHT = {name: plan_of_text(own, "<graph>") for name, own in TOKENIZERS.items()}
 
@@ -219,7 +179,8 @@ def outside(preview):
 @given(
     st.sampled_from([*SOUGHT]),
     st.lists(
-        st.sampled_from(["", "x", ".", "..", ":", " ", "  ", "a ", " a", "\n", ")", "<", "é", "漢", "x."]), min_size=2
+        st.sampled_from(["", "x", ".", "..", ":", " ", "  ", "a ", " a", "\n", ")", "<", "é", "漢", "\ufffd", "x."]),
+        min_size=2,
     ),
 )
 def test_a_text_is_found_wherever_it_stands(name, gaps):
