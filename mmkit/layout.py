@@ -491,6 +491,9 @@ class Update(Part):
 class Replace(Update):
     """The layout takes the place of `target`: one occurrence per item, in the items' order.
 
+    A text is found wherever it stands in a prompt, also where the tokenizer has split it otherwise
+    than alone, and no token outside it changes: see `mmkit.placement.respelled`.
+
     Attributes:
         target: one token (``tok["<image>"]``), a text (``tok.text("<image>")``), ids, or an
             expression over `item.index` for numbered targets (``tok["<|image_{}|>", item.index +

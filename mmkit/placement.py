@@ -6,11 +6,13 @@ stands in the prompt and leaves it as it is, so an expanded prompt is not expand
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, compress, groupby, repeat
+from itertools import accumulate, chain, compress, groupby, repeat
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -126,6 +128,7 @@ def place(
     where: str,
     reserved: Mapping[Target, str] = EMPTY,
     readings: Sequence[Reading] = READINGS,
+    tok: Vocabulary | None = None,
 ) -> Placed:
     """Bring the layouts of all items into a prompt, from left to right, under the first reading
     that fits.
@@ -140,29 +143,30 @@ def place(
         where: names the spec in errors.
         reserved: targets that stand for items and for nothing else, each with its modality: none
             may be left over.
-        readings: the readings to try; the error is that of the last reading other than "either".
+        readings: the readings to try; the error is that of the last reading other than "either",
+            unless there is no other.
+        tok: the vocabulary, in whose words errors name tokens; None names their ids.
 
     Raises:
         NotFound: an item's target is not in the prompt.
-        InputError: a target or a placeholder id is left over, also one of `reserved`.
+        InputError: a target or a placeholder id is left over, also one of `reserved`; a layout may
+            be that of an item of either of two modalities; or a target stands inside a layout of
+            another modality.
     """
-    search = _Search(prompt, as_text(prompt), items, where, reserved)
+    search = _Search(prompt, as_text(prompt), items, where, reserved, tok)
     firsts = (own[0].placeholder.text for own in items.values() if own)
     if not all(first in search.text for first in firsts):  # nearly always, and told at once
         readings = readings[1:] or readings
+    refusal: _Misfit | None = None
     for reading in readings:
         try:
             return search.run(reading)
         except _Misfit as misfit:
-            if reading != "either":
-                refuse, *told = misfit.args
-    raise refuse(*told)
-
-
-def may_be_split(items: Items) -> bool:
-    """Whether a target has several tokens, as texts have: inside a prompt the tokenizer may split
-    the text otherwise."""
-    return any(len(text) > 1 for own in chain(*items.values()) for text in own.targets)
+            if reading != "either" or refusal is None:
+                refusal = misfit
+    assert refusal is not None
+    make_error, *parts = refusal.args
+    raise make_error(*parts)
 
 
 def in_other_ids(items: Items, change: Callable[[Sequence[int], bytes], Placeholder]) -> Items:
@@ -177,29 +181,100 @@ def in_other_ids(items: Items, change: Callable[[Sequence[int], bytes], Placehol
     return {name: [known[own] for own in of_modality] for name, of_modality in items.items()}
 
 
-def expanded_as_text(
-    prompt: list[int], items: Items, where: str, reserved: Mapping[Target, str], tok: Any
-) -> list[int]:
-    """A prompt with the layouts in place of targets that are texts, which the tokenizer may have
-    split otherwise inside the prompt. The targets are sought in the prompt's text, and the text is
-    tokenized again with the layouts in it, as in vLLM.
+def texts_of(items: Items, reserved: Mapping[Target, str] = EMPTY) -> set[Target]:
+    """The targets of several tokens, as texts have: inside a prompt the tokenizer may split the
+    text otherwise."""
+    targets = {target for target in reserved if len(target) > 1}
+    for alternatives in {*chain(*items.values())}:
+        for update, target in alternatives.ways:
+            if isinstance(update, Replace) and len(target) > 1:
+                targets.add(target)
+    return targets
+
+
+def respelled(prompt: list[int], targets: Collection[Target], tok: Vocabulary) -> list[int]:
+    """A prompt in which targets that are texts have their own ids, also where the tokenizer has
+    split them otherwise.
+
+    What a tokenizer makes of a text depends on what stands before and after it: Llama 2's begins
+    ``<graph>`` with a space where it stands alone and not in ``a.<graph>``, and GPT-2's may have
+    ``.<`` as one token. No id outside a target changes, but for a token across its edge: the part
+    outside is encoded again.
 
     Args:
-        prompt: as for `place`, as are `items`, `where` and `reserved`.
-        tok: the `Vocabulary`.
-
-    Raises:
-        InputError: as for `place`.
+        prompt: token ids; not changed.
+        targets: their ids, as the tokenizer makes them of the texts alone.
+        tok: the vocabulary.
     """
+    target_of = {tok.text_of_target(target): target for target in targets}
+    sought = sorted(filter(str.strip, target_of), key=len, reverse=True)  # the longest of equals
+    pieces = tok.pieces(prompt)
+    text = "".join(piece for piece, _ in pieces)
+    found = [*re.finditer("|".join(map(re.escape, sought)), text)] if sought else []
+    if not found:
+        return prompt
+    # of each piece, where it begins in the text and in the ids
+    begins = [0, *accumulate(len(piece) for piece, _ in pieces)]
+    offsets = [0, *accumulate(count for _, count in pieces)]
+    exact = _occurrences(prompt, targets)
+    ids: list[int] = []
+    end = 0  # in the text, of the target before
+    for match in found:
+        first = bisect_right(begins, match.start()) - 1
+        last = bisect_left(begins, match.end())
+        if any(a < offsets[last] and offsets[first] < b for a, b in exact):
+            continue
+        outside = _between(end, match.start(), text, prompt, begins, offsets, tok)
+        if outside is not None:
+            ids += [*outside, *target_of[match[0]]]
+            end = match.end()
+    rest = _between(end, len(text), text, prompt, begins, offsets, tok)
+    return prompt if rest is None else [*ids, *rest]
 
-    def characters(ids: Sequence[int]) -> list[int]:
-        return list(map(ord, tok.decode(list(ids))))
 
-    texts = in_other_ids(items, lambda ids, _: Placeholder(characters(ids), b""))
-    reserved_texts = {tuple(characters(target)): name for target, name in reserved.items()}
-    written, _ = place(characters(prompt), texts, where, reserved_texts, ("targets",))
-    # not by `text`, which keeps what it encodes
-    return list(tok.tokenizer.encode(as_text(written), add_special_tokens=False))
+def _occurrences(prompt: list[int], targets: Collection[Target]) -> list[tuple[int, int]]:
+    """Where targets stand with their own ids: offsets of the first id, and after the last one."""
+    text = as_text(prompt)
+    found: list[tuple[int, int]] = []
+    for target in targets:
+        sought = as_text(target)
+        begin = text.find(sought)
+        while begin >= 0:
+            found.append((begin, begin + len(target)))
+            begin = text.find(sought, begin + len(target))
+    return found
+
+
+def _between(
+    start: int,
+    stop: int,
+    text: str,
+    prompt: list[int],
+    begins: list[int],
+    offsets: list[int],
+    tok: Vocabulary,
+) -> list[int] | None:
+    """The ids of a part of a prompt's text: those of the prompt, and where a token reaches across
+    an edge, those of its text inside. None where no ids have that text inside another one.
+
+    Args:
+        start: where the part begins in the text.
+        stop: where it ends.
+        text: that of the prompt.
+        prompt: the ids of the whole prompt.
+        begins: of each piece of the prompt, where it begins in `text`, and the end of the text.
+        offsets: of each piece, where it begins in `prompt`, and the end of the prompt.
+        tok: the vocabulary.
+    """
+    first = bisect_left(begins, start)
+    last = bisect_right(begins, stop) - 1
+    if first > last:  # inside one token
+        return tok.inside(text[start:stop])
+    before = tok.inside(text[start : begins[first]])
+    after = tok.inside(text[begins[last] : stop])
+    if before is None or after is None:
+        return None
+    return [*before, *prompt[offsets[first] : offsets[last]], *after]
 
 
 class _Misfit(Exception):
@@ -211,6 +286,15 @@ _TAKEN = chr(sys.maxunicode)
 """What stands for an item in the rest of a prompt: the one character that is no id."""
 
 
+class _Taken(NamedTuple):
+    """What stands for an item in a prompt: its modality, its number, and positions."""
+
+    modality: str
+    number: int
+    start: int
+    stop: int
+
+
 @dataclass
 class _Search:
     """A search for all items in a prompt."""
@@ -220,10 +304,12 @@ class _Search:
     items: Items
     where: str
     reserved: Mapping[Target, str]
+    tok: Vocabulary | None
 
     def run(self, reading: Reading) -> Placed:
         """The items placed from left to right, under one reading of the prompt."""
         ids: list[int] = []
+        taken: list[_Taken] = []
         placements: list[Placement] = []
         rest: list[str] = []
         cursor = 0
@@ -242,6 +328,7 @@ class _Search:
             rest.append(self.text[cursor : span.start])
             ids += self.prompt[cursor : span.start]
             placements.append(Placement(modality, index, len(ids), placeholder))
+            taken.append(_Taken(modality, index, span.start, span.stop))
             ids += placeholder.ids
             cursor = span.stop
             waiting[modality] += 1
@@ -250,6 +337,7 @@ class _Search:
         rest.append(self.text[cursor:])
         ids += self.prompt[cursor:]
         self._check_leftovers(_TAKEN.join(rest))
+        self._check_layouts(taken)
         return ids, placements
 
     def _span(
@@ -290,7 +378,8 @@ class _Search:
                     standing.append(name)
         if first in standing and len(standing) > 1:
             where = ", ".join(f"{self.where}.{name}" for name in standing[:2])
-            got = "placeholder ids that are those of an item of either"
+            shared = self.items[standing[0]][waiting[standing[0]]].placeholder
+            got = f"the layout {self._brief(shared.ids)}, which either has"
             remedy = "Send the prompt before it is expanded, or no item of the other."
             raise InputError(where, "a prompt that tells their items apart", got, remedy)
         return first
@@ -308,47 +397,125 @@ class _Search:
             if as_text(target) in rest:
                 raise _Misfit(self._without_item, target)
 
+    def _check_layouts(self, taken: Sequence[_Taken]) -> None:
+        """Refuse a target inside a layout of another modality that stands in the prompt, whose
+        other ids would be left as text: the caller has written that item twice, or this one in no
+        place of its own."""
+        if len({one.modality for one in taken}) < 2:
+            return
+        covered: list[int] | None = None
+        for name, items in self.items.items():
+            targets = [one for one in taken if one.modality != name and self._is_target(one)]
+            texts = {self.text[one.start : one.stop] for one in targets}
+            for layout in {alternatives.placeholder.text for alternatives in {*items}}:
+                if not any(text in layout for text in texts):  # nearly always
+                    continue
+                covered = covered or self._covered(taken)
+                self._check_layout(name, layout, targets, covered)
+
+    def _is_target(self, one: _Taken) -> bool:
+        """Whether a target stands for the item, and no layout."""
+        text = self.text[one.start : one.stop]
+        return bool(text) and text in self.items[one.modality][one.number].targets
+
+    def _check_layout(
+        self, modality: str, layout: str, targets: Sequence[_Taken], covered: Sequence[int]
+    ) -> None:
+        """Refuse those targets that stand inside a layout of a modality."""
+        starts = [one.start for one in targets]
+        begin = self.text.find(layout)
+        while begin >= 0:
+            end = begin + len(layout)
+            number = bisect_left(starts, begin)
+            is_inside = number < len(targets) and targets[number].stop <= end
+            if is_inside and covered[end] - covered[begin] < len(layout):
+                raise self._inside(targets[number], modality, layout)
+            begin = self.text.find(layout, begin + 1)
+
+    def _covered(self, taken: Sequence[_Taken]) -> list[int]:
+        """For each position of the prompt, and its end, how many before it stand for items."""
+        stand = bytearray(len(self.text))
+        for one in taken:
+            stand[one.start : one.stop] = b"\1" * (one.stop - one.start)
+        return [*accumulate(stand, initial=0)]
+
+    def _inside(self, one: _Taken, modality: str, layout: str) -> InputError:
+        target = self._brief(self.prompt[one.start : one.stop])
+        where, expected = f"{self.where}.{one.modality}[{one.number}]", "a target outside layouts"
+        got = f"{target} inside {self._brief([*map(ord, layout)])}, a layout of {modality}"
+        remedy = "Write one target per item, or send the prompt in which every layout stands."
+        return InputError(where, expected, got, remedy)
+
     def _without_item(self, target: Target) -> InputError:
-        got = f"the placeholder {_brief(target)} without its item"
-        remedy = "Send the item, or leave the placeholder out."
+        got = f"the target {self._brief(target)} without its item"
+        remedy = "Send the item, or leave the target out."
         where = f"{self.where}.{self.reserved[target]}"
-        return InputError(where, "one item per placeholder", got, remedy)
+        return InputError(where, "one item per target", got, remedy)
 
     def _not_found(self, modality: str, index: int) -> InputError:
         items, where = self.items[modality], f"{self.where}.{modality}"
         update, target = items[index].ways[0]
         if isinstance(update, Insert):  # only a prefix may be missing
-            got = f"one that starts with {_brief(self.prompt[: len(target)])}"
-            return NotFound(where, f"a prompt that starts with {_brief(target)}", got)
+            got = f"one that starts with {self._brief(self.prompt[: len(target)])}"
+            expected = f"a prompt that starts with {self._brief(target)}"
+            return NotFound(where, expected, got)
         # item-numbered targets, or layouts of several lengths that the caller writes
         if len({own.first_sought for own in items}) > 1:
-            sought = _brief(items[index].first_sought)
-            expected = f"the placeholder {sought} in the prompt, after those of the items before it"
-            remedy = "Write one placeholder per item, in order."
+            sought, word = self._brief(items[index].first_sought), _word(update)
+            expected = f"the {word} {sought} in the prompt, after those of the items before it"
+            remedy = f"Write one {word} per item, in order."
             return NotFound(f"{where}[{index}]", expected, "none", remedy)
         return self._wrong_count(modality, NotFound)
 
     def _wrong_count(self, modality: str, error: type[InputError]) -> InputError:
         items, where = self.items[modality], f"{self.where}.{modality}"
-        n, sought, embeds = len(items), items[0].first_sought, items[0].placeholder.embed_ids
+        layout, update = items[0].placeholder, items[0].ways[0].update
+        sought, embeds = items[0].first_sought, layout.embed_ids
         stray = sum(token in embeds for token in self.prompt)
-        if isinstance(items[0].ways[0].update, Insert):
-            remedy = "Leave them out: the items' placeholders are inserted."
-            return error(where, "a prompt without placeholder ids", f"{stray} of them", remedy)
-        count = self.text.count(as_text(sought))
-        items_sent = f"{n} item{'s' if n != 1 else ''}"
-        expected = f"{n} placeholder(s) {_brief(sought)} in the prompt for {items_sent}"
+        if isinstance(update, Insert):
+            remedy = "Leave them out: mmkit inserts the layouts of the items."
+            got = self._placeholders(stray, embeds)
+            return error(where, "a prompt without placeholders", got, remedy)
+        count, word = self.text.count(as_text(sought)), _word(update)
+        written, sent = _counted(len(items), word), _counted(len(items), "item")
+        expected = f"{written} {self._brief(sought)} in the prompt for {sent}"
         stray -= count * sum(token in embeds for token in sought)
-        got = f"{count}" + (f", and {stray} placeholder id(s) beside" if stray else "")
-        remedy = "Write one placeholder per item, and nothing else with its id."
+        got = f"{count}" + (f", and {self._placeholders(stray, embeds)} beside" if stray else "")
+        remedy = f"Write one {word} per item, and nothing else with its tokens."
+        if stray and word == "target":
+            whole = self._brief(layout.ids)
+            remedy = f"Write one target per item, or its whole layout, {whole}."
         return error(where, expected, got, remedy)
 
+    def _placeholders(self, count: int, embeds: Collection[int]) -> str:
+        """A number of placeholders, with the first that stands in the prompt."""
+        token = next((token for token in self.prompt if token in embeds), None)
+        spelled = "" if token is None else f" {self._brief([token])}"
+        return f"{_counted(count, 'placeholder')}{spelled}"
 
-def _brief(ids: Sequence[Any]) -> str:
+    def _brief(self, ids: Sequence[int]) -> str:
+        return brief(ids, self.tok)
+
+
+def _word(update: Update) -> str:
+    """What a caller writes for an item."""
+    return "target" if isinstance(update, Replace) else "layout"
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def brief(ids: Sequence[int], tok: Vocabulary | None = None) -> str:
+    """Ids for a message, as their text where there is a vocabulary that has one for them."""
     ids = list(ids)
     if len(ids) > 1 and len(set(ids)) == 1:
-        return f"[{ids[0]}] * {len(ids)}"
-    return str(ids) if len(ids) <= 8 else f"[{', '.join(map(str, ids[:4]))}, ... {len(ids)} ids]"
+        return f"{brief(ids[:1], tok)} * {len(ids)}"
+    shown = ids if len(ids) <= 8 else ids[:4]
+    text = tok.text_of_target(shown).strip(" ") if tok is not None else ""
+    if text.strip():
+        return repr(text) if shown is ids else f"{text!r}... of {len(ids)} tokens"
+    return str(ids) if shown is ids else f"[{', '.join(map(str, shown))}, ... {len(ids)} ids]"
 
 
 _LONGEST = 64

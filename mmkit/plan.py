@@ -26,7 +26,7 @@ from .errors import At, InputError, Refusals, SpecError
 from .expr import Scope, truth
 from .layout import EndingWith, Fixed, Target
 from .node import fold
-from .placement import EMPTY, Items, NotFound, Placed, Placement, Runs
+from .placement import EMPTY, READINGS, Items, Placed, Placement, Reading, Runs
 from .spec import Declaration
 from .vocabulary import Vocabulary, check_ids, id_text, of_text_config, vocab_size
 
@@ -83,6 +83,11 @@ class Plan:
         max_model_len: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        is_bare = tokenizer is not None and not isinstance(tokenizer, Vocabulary)
+        if is_bare and not hasattr(tokenizer, "encode"):
+            expected, remedy = "a config, then a tokenizer", "Write bind(config, tokenizer)."
+            got = f"a {type(tokenizer).__name__} as tokenizer"
+            raise SpecError(f"{spec.name}, bind", expected, got, remedy)
         self.spec, self.dtype, self._is_raw = spec, dtype, spec.is_raw
         # a model of raw input may have no ids; any id will do for its prompt
         self.vocab_size = vocab_size(config, sys.maxunicode if self._is_raw else None)
@@ -90,7 +95,6 @@ class Plan:
         self._max_model_len = max_model_len if spec.decoder_prompt is None else None
         self.hidden_size = hidden_size(config)
         self._ids = list[Annotated[int, msgspec.Meta(ge=0, lt=self.vocab_size)]]
-        is_bare = tokenizer is not None and not isinstance(tokenizer, Vocabulary)
         tok = Vocabulary(tokenizer) if is_bare else tokenizer
         self._configured = Memo(CONFIGURED)
         refusals = self._bind(Scope(cfg=config, proc=processor, tok=tok, kwargs=dict(kwargs or {})))
@@ -180,7 +184,9 @@ class Plan:
             for target, special in modality.placeholders.targets().items():
                 if (other := owners.setdefault(target, modality.name)) != modality.name:
                     expected = "a target that no other modality has"
-                    got = f"{list(target)}, which is that of {other} too"
+                    got = (
+                        f"{placement.brief(target, self._scope.tok)}, which is that of {other} too"
+                    )
                     remedy = "Give each a token of its own."
                     raise SpecError(f"{modality.where}, update", expected, got, remedy)
                 if special:
@@ -377,6 +383,10 @@ class Plan:
         Raises:
             InputError: they are malformed, or more than the spec's limit.
         """
+        if not isinstance(data, Mapping):
+            expected, got = "a dict of items by modality", f"a {type(data).__name__}"
+            remedy = f'Write {{"{next(iter(self.modalities))}": [...]}}.'
+            raise InputError(f"{self.spec.name}.multi_modal_data", expected, got, remedy)
         self.check_names(data)
         taken: dict[str, Taken] = {}
         for name, sent in data.items():
@@ -478,14 +488,20 @@ class Plan:
         if not bare.isdisjoint(prompt):
             token = min(bare.intersection(prompt))
             name = self._owners[token][0]
-            got = f"{list(prompt).count(token)} placeholder id(s) {token} and no item"
+            number = list(prompt).count(token)
+            spelled = placement.brief([token], self._scope.tok)
+            got = f"{number} placeholder{'' if number == 1 else 's'} {spelled} and no item"
             remedy = f'Send multi_modal_data={{"{name}": [...]}}, or leave the placeholders out.'
             raise InputError(self.modalities[name].where, "one item per placeholder", got, remedy)
         if self._is_raw and (missing := set(self.modalities).difference(present)):
             expected, remedy = "one item per request", "The model reads nothing else."
             raise InputError(f"{self.spec.name}.{min(missing)}", expected, "none", remedy)
         if not present:
-            placement.place([*prompt], {}, self.spec.name, self._reserved, ("targets",))
+            ids, tok = [*prompt], self._scope.tok
+            texts = placement.texts_of(EMPTY, self._reserved)
+            if texts and tok is not None:
+                ids = placement.respelled(ids, texts, tok)
+            placement.place(ids, {}, self.spec.name, self._reserved, ("targets",), tok)
 
     def place(self, prompt: list[int], items: Items) -> Placed:
         """Bring the layouts of all items into a prompt; see `mmkit.placement`.
@@ -497,25 +513,29 @@ class Plan:
         self.check_bare(prompt, present)
         if not present:
             return list(prompt), []
-        name, known, tok = self.spec.name, self._reserved, self._scope.tok
-        try:
-            return self.runs.joined(*self._apart(prompt, present, known))
-        except NotFound as error:
-            if tok is None or not placement.may_be_split(present):
-                raise
+        reserved, tok = self._reserved, self._scope.tok
+        texts = placement.texts_of(present, reserved)
+        if texts and tok is not None:
             try:
-                ids = placement.expanded_as_text(prompt, present, name, known, tok)
-                self.check_bare(ids, present)
-                return self.runs.joined(*self._apart(ids, present, known, ("layouts",)))
-            except Exception:  # not in the text either, or the tokenizer cannot decode the prompt
-                raise error from None
+                # before anything is written anew: a layout may hold the text of a target
+                return self.runs.joined(*self._apart(prompt, present, reserved, ("layouts",)))
+            except InputError:
+                prompt = placement.respelled(prompt, texts, tok)
+        return self.runs.joined(*self._apart(prompt, present, reserved))
 
-    def _apart(self, prompt: list[int], items: Items, *more: Any) -> Placed:
+    def _apart(
+        self,
+        prompt: list[int],
+        items: Items,
+        reserved: Mapping[Target, str],
+        readings: Sequence[Reading] = READINGS,
+    ) -> Placed:
         """`mmkit.placement.place`, with the tokens that merge taken apart."""
         if items and self.runs.tokens:
             prompt = self.runs.apart(prompt)
             items = placement.in_other_ids(items, self.runs.placeholder)
-        return placement.place(prompt, items, self.spec.name, *more)
+        tok = self._scope.tok
+        return placement.place(prompt, items, self.spec.name, reserved, readings, tok)
 
 
 def hidden_size(config: Any) -> int | None:

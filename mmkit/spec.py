@@ -3,6 +3,7 @@ declaration."""
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, field
@@ -182,14 +183,16 @@ class Modality(_Declared):
         if isinstance(tokens, int) and tokens == 0 and placeholder is None and not is_long:
             self._set(layout=nothing, update=(), limit=1 if self.limit is None else self.limit)
         elif placeholder is not None or tokens is not None:
-            if placeholder is None or tokens is None or layout is not None:
-                raise SpecError(where, "placeholder and tokens together, or layout", "a mixture")
+            _refuse_half(where, placeholder, tokens, layout)
             token = tok[placeholder] if isinstance(placeholder, str) else placeholder
             way = replace(token) if update is None else update
             self._set(layout=embed(token) * tokens, update=way)
         elif layout is None or update is None:
-            got = "one of them" if is_long else "neither"
-            raise SpecError(where, "placeholder and tokens, or layout and update", got)
+            expected, got, remedy = "placeholder and tokens, or layout and update", "neither", ""
+            if is_long:
+                got, lacking = ("update", "layout") if layout is None else ("layout", "update")
+                got, remedy = f"{got} alone", f"Add {lacking}=."
+            raise SpecError(where, expected, got, remedy)
         if self.process is None:
             is_field = isinstance(self.item, ItemType) and self.item.is_field
             self._set(process=identity() if is_field else hf())
@@ -200,13 +203,17 @@ class Modality(_Declared):
         fields, process, embeds = self.fields, self.process, self.embeds
         yield from super()._rules()
         yield from self._rules_of_name()
-        yield ", item", isinstance(self.item, ItemType), "an item type", repr(self.item)
+        is_item = isinstance(self.item, ItemType)
+        yield ", item", is_item, "an item type", repr(self.item), _item_remedy(self.item)
         ways = "replace(), insert(), already_expanded() or a list of them"
         for update in self.update:
             yield ", update", isinstance(update, Update), ways, repr(update)
         yield ", fields", isinstance(fields, Mapping), f"a dict of {_FIELD}", repr(fields)
         for key, declared in fields.items():
-            yield f", fields[{key!r}]", isinstance(declared, Field), _FIELD, repr(declared)
+            got, remedy = repr(declared), ""
+            if isinstance(declared, type) and issubclass(declared, Field):
+                got, remedy = f"{declared._word} without its ()", f"Write {declared._word}()."
+            yield f", fields[{key!r}]", isinstance(declared, Field), _FIELD, got, remedy
             if not declared.hidden:
                 yield from self._rules_of_field_name(key)
         yield "", self.update or not self.has_positions, "at least one update", "none"
@@ -223,6 +230,10 @@ class Modality(_Declared):
             yield from self._rules_of_identity()
         runs = isinstance(process, (Identity, HF)) or callable(process)
         yield "", runs, "hf() or a function for process", repr(process)
+        takes_both = isinstance(process, (Identity, HF)) or _takes(process, 2)
+        expected = "a function of the items and a Scope"
+        got, remedy = "one that takes another number of arguments", "Write (items, scope)."
+        yield ", process", takes_both, expected, got, remedy
         odd = sorted(set(process.unpad) - set(fields)) if isinstance(process, HF) else []
         yield "", not odd, f"unpad to name fields among {known}", repr(odd)
         for name, given in (("cacheable", self.cacheable), ("when", self.when)):
@@ -346,6 +357,50 @@ class Modality(_Declared):
         return leaves(self)
 
 
+def _refuse_half(where: str, placeholder: Any, tokens: Any, layout: Any) -> None:
+    """Refuse a placeholder without its number, a number without a placeholder, and a layout beside
+    them.
+
+    Raises:
+        SpecError: names what is missing, or what there is too much.
+    """
+    expected = "placeholder and tokens together, or layout"
+    if layout is not None:
+        got = "layout beside them" if None not in (placeholder, tokens) else "layout beside one"
+        remedy = "Leave layout= out, or write everything in it."
+        raise SpecError(where, expected, got, remedy)
+    if tokens is None:
+        remedy = "Add tokens=, the number of positions of an item."
+        raise SpecError(where, expected, "placeholder without tokens", remedy)
+    if placeholder is None:
+        remedy = 'Add placeholder=, for example placeholder="<image>".'
+        raise SpecError(where, expected, "tokens without placeholder", remedy)
+
+
+def _item_remedy(value: Any) -> str:
+    """How somebody writes the item type that a value may stand for."""
+    if isinstance(value, type) and issubclass(value, ItemType):
+        return f"Write {value.__name__}(...)."
+    if isinstance(value, (list, tuple)):
+        return f"Write Tensor({tuple(value)!r})."
+    if isinstance(value, Mapping):
+        return "Write Record(...)."
+    return ""
+
+
+def _takes(function: Any, count: int) -> bool:
+    """Whether a function takes so many arguments by position, as far as it tells."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # it does not tell, or is no function
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
 def _rewrite(value: Any) -> EndingWith | Layout:
     return value if isinstance(value, EndingWith) else as_layout(value)
 
@@ -406,7 +461,8 @@ class Declaration(_Declared, init=False):
         modalities, outputs, merges = self.modalities, self.outputs, self.merges
         for one in modalities:
             expected = "modalities, each as an argument of its own"
-            yield "", isinstance(one, Modality), expected, f"a {type(one).__name__}"
+            remedy = "Write a * before it." if isinstance(one, (list, tuple)) else ""
+            yield "", isinstance(one, Modality), expected, f"a {type(one).__name__}", remedy
         yield from super()._rules()
         for output in outputs:
             yield ", outputs", isinstance(output, Output), "outputs", repr(output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -14,8 +15,16 @@ from typing import Any, NamedTuple
 
 from .errors import InputError, SpecError
 
+logger = logging.getLogger(__name__)
+
 _RESERVED = re.compile(r"[<\[|{].+[>\]|}]")
 """The form of tokens that no ordinary text has."""
+
+_UNDECODED = "\N{REPLACEMENT CHARACTER}"
+"""What tokenizers decode for a part of a character."""
+
+_MOST_BYTES = 8
+"""Ids of a character that are looked at together."""
 
 
 class AuthorText(str):
@@ -37,6 +46,7 @@ class Vocabulary:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self._known: dict[str, Sequence[int]] = {}
+        self._texts: dict[int, str] = {}
         self._encode = lru_cache(maxsize=1024)(partial(tokenizer.encode, add_special_tokens=False))
 
     @cached_property
@@ -192,6 +202,75 @@ class Vocabulary:
     def decode(self, ids: list[int]) -> str:
         """The text of ids, special tokens included."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+
+    # -- tokens inside a text ----------------------------------------------------------------------
+
+    def pieces(self, ids: Sequence[int]) -> list[tuple[str, int]]:
+        """The text of ids in pieces, each with the number of its ids. A piece is one id, or those
+        that make one character together."""
+        pieces: list[tuple[str, int]] = []
+        parts: list[int] = []  # of a character
+        for token in ids:
+            text = self._text_of(token)
+            if _UNDECODED in text:
+                parts.append(token)
+                text = self._decoded_inside(parts)
+                if len(parts) < _MOST_BYTES and not self._are_whole(parts, text):
+                    continue
+                pieces.append((text, len(parts)))
+            else:
+                if parts:
+                    pieces.append((self._decoded_inside(parts), len(parts)))
+                pieces.append((text, 1))
+            parts = []
+        if parts:
+            pieces.append((self._decoded_inside(parts), len(parts)))
+        return pieces
+
+    def _are_whole(self, parts: list[int], text: str) -> bool:
+        """Whether ids are all of a text; the character that stands for what cannot be decoded may
+        be in it itself."""
+        return _UNDECODED not in text or self._encoded_inside(text) == parts
+
+    def text_of_target(self, target: Sequence[int]) -> str:
+        """The text of a target, without the space that the tokenizer writes before every text."""
+        text = "".join(piece for piece, _ in self.pieces(target))
+        return text.removeprefix(" ") if self._begins_with_space else text
+
+    def inside(self, text: str) -> list[int] | None:
+        """The ids of a text that stands inside another one, where no tokenizer writes a space
+        before it. None where its beginning merges with whatever stands before it, and for a text
+        that was not decoded as a whole."""
+        return None if _UNDECODED in text else self._encoded_inside(text)
+
+    def _encoded_inside(self, text: str) -> list[int] | None:
+        for before in ("\n", "a", "."):
+            lead = self.tokenizer.encode(before, add_special_tokens=False)
+            ids: list[int] = self.tokenizer.encode(before + text, add_special_tokens=False)
+            if ids[: len(lead)] == lead:
+                return ids[len(lead) :]
+        return None
+
+    @cached_property
+    def _begins_with_space(self) -> bool:
+        """Whether the tokenizer writes a space before every text, as that of Llama 2 does."""
+        return self.text("a") != self.inside("a")
+
+    def _text_of(self, token: int) -> str:
+        if token not in self._texts:
+            self._texts[token] = self._decoded_inside([token])
+        return self._texts[token]
+
+    def _decoded_inside(self, ids: list[int]) -> str:
+        """The text of ids inside a text: at the beginning of one, tokenizers remove a space."""
+        lead = self.text("a")
+        try:
+            before, text = self.decode(lead), self.decode([*lead, *ids])
+            return text.removeprefix(before) if text.startswith(before) else self.decode(ids)
+        except Exception:
+            # what it cannot decode is part of no target; the request needs the other ids
+            logger.warning("the tokenizer cannot decode the ids %s", ids, exc_info=True)
+            return ""
 
 
 def filled(text: str, *values: Any) -> str:

@@ -142,7 +142,10 @@ class Call:
             return self({**inputs, **hf.kwargs}, taken)
         except Exception as error:
             where = ", ".join(call.modality.where for call in items)
-            got = f"{type(error).__name__}: {error}".rstrip(".")
+            said = " ".join(str(error).split()).rstrip(".")
+            got = f"{type(error).__name__}: {said}"
+            if isinstance(error, ValueError):  # as Python has it for what is of the wrong value
+                got = f"some that it refuses: {said}"
             remedy = ""
             if self.part is None and "text" not in inputs and "text" in str(error):
                 remedy = "Name a part, for example hf(proc.image_processor), or give hf(text=...)."

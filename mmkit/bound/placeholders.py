@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -93,11 +93,11 @@ class Placeholders:
 
     def _evaluate(self, scope: Scope, is_whole: bool) -> Alternatives:
         modality = self._modality
-        with (at := modality.at("layout")):
+        at = modality.at("layout")
+        with at, refusals_of_items(modality, scope):
             placeholder = self.layout.lay(scope)
         if modality.spec.has_positions and not placeholder.num_embeds:
-            got = f"{len(placeholder)} literal ids"
-            raise InputError(at.where, "at least one embed() position per item", got)
+            raise self._without_positions(scope, placeholder)
         check_ids(placeholder.ids, self._vocab_size, at.where)
         if modality.guarded is None:
             modality.embed_ids |= placeholder.embed_ids
@@ -117,6 +117,17 @@ class Placeholders:
                 raise SpecError(at.where, "a target of at least one token", "none")
             ways.append(Way(update, target))
         return Alternatives(placeholder, ways)
+
+    def _without_positions(self, scope: Scope, placeholder: Placeholder) -> InputError:
+        """The refusal of an item without any position that receives an encoder row."""
+        modality = self._modality
+        expected, got = "at least one placeholder per item", f"none for {_sized(scope.item)}"
+        if literal := len(placeholder):
+            got = f"{literal} other token{'' if literal == 1 else 's'} for {_sized(scope.item)}"
+        if modality.guarded is not None:  # an item of a request
+            return InputError(_where(modality, scope), expected, got, "Send a larger one.")
+        remedy = "Round up by ceil_div(), or state larger sizes, as between(64, 1024)."
+        return InputError(f"{modality.where}, layout", expected, got, remedy)
 
     def targets(self) -> dict[Target, bool]:
         """The targets that are known without an item, each with whether it stands for items only.
@@ -212,6 +223,43 @@ def rows_field(modality: str) -> str:
 
 class TooManyRows(InputError):
     """An item has more encoder rows than the spec's largest item."""
+
+
+def _where(modality: BoundModality, scope: Scope) -> str:
+    """The path of the item of a scope."""
+    index = getattr(scope.item, "index", None)
+    return modality.where if index is None else f"{modality.where}[{index}]"
+
+
+def _sized(facts: Any) -> str:
+    """An item by its sizes, for messages: ``an item of shape (1, 3)``."""
+    told = {name: value for name, value in vars(facts).items() if name not in ("index", "count")}
+    if "shape" in told:
+        return f"an item of shape {tuple(told['shape'])}"
+    sizes = [f"{name} {value}" for name, value in told.items() if type(value) is int]
+    return f"an item of {' and '.join(sizes)}" if sizes else "an item"
+
+
+@contextmanager
+def refusals_of_items(modality: BoundModality, scope: Scope) -> Iterator[None]:
+    """A context in which a ValueError of a function of the spec, or of the library that it calls,
+    refuses the item of a request. What the largest and the smallest item cannot pass is a mistake
+    of the spec.
+
+    Raises:
+        InputError: in place of the SpecError that names the expression and its values.
+    """
+    try:
+        yield
+    except (SpecError, ValueError) as error:
+        cause: BaseException = error
+        while isinstance(cause, MmkitError) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        is_refusal = isinstance(cause, ValueError) and not isinstance(cause, MmkitError)
+        if modality.guarded is None or not is_refusal:
+            raise
+        got = f"{_sized(scope.item)}: {' '.join(str(cause).split()).rstrip('.')}"
+        raise InputError(_where(modality, scope), "an item that has a layout", got) from error
 
 
 def _fields_read(leaves: Iterable[Leaf]) -> frozenset[Any]:

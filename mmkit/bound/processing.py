@@ -19,6 +19,7 @@ from ..items.memory import share_memory
 from ..node import evaluate_all, leaves, mapped
 from .calls import Call
 from .intake import Taken
+from .placeholders import refusals_of_items
 
 if TYPE_CHECKING:
     from .modality import BoundModality
@@ -67,10 +68,24 @@ class Processing:
         scopes = self._scopes(taken, parts)
         for name, declared, at in self._in_order:
             if name in self.from_facts:
-                with at:
-                    for fields, scope in zip(parts, scopes, strict=True):
+                for fields, scope in zip(parts, scopes, strict=True):
+                    with at, refusals_of_items(self._modality, scope):
                         fields[name] = declared.derive(scope)
         return parts
+
+    def _derived(self, declared: Field, scopes: Sequence[Scope]) -> Sequence[Any]:
+        """The parts of a derived field.
+
+        Raises:
+            InputError: a function refuses an item of a request.
+        """
+        try:
+            return declared.derive_all(self._modality.static, scopes)
+        except (SpecError, ValueError):
+            for scope in scopes:  # which item it was
+                with refusals_of_items(self._modality, scope):
+                    declared.derive(scope)
+            raise
 
     def _scopes(self, taken: Taken, parts: Sequence[dict[str, Any]]) -> list[Scope]:
         """The scope of each item, in which its fields are as far as they are computed."""
@@ -208,7 +223,7 @@ class Processing:
         for name, declared, at in self._in_order:
             with at:
                 if declared.is_derived:
-                    own = declared.derive_all(static, scopes)
+                    own = self._derived(declared, scopes)
                 else:
                     split = declared.split_each if in_parts else declared.split
                     own = split(raw[name], scopes)

@@ -11,8 +11,7 @@ from ..node import Part, Stated, stated
 
 
 class Between(Part):
-    """A size that varies from `least` to `most`, both included: whole numbers >= 0, or expressions
-    over `cfg`."""
+    """A size that varies; see `between`."""
 
     least: Stated[Count, Any] = stated(expression)
     most: Stated[Count, Any] = stated(expression)
@@ -23,13 +22,26 @@ class Between(Part):
         return f"{plain(self.least)!r}..{plain(self.most)!r}"
 
 
-between = Between
-
 Size: TypeAlias = "Expr | int | Between | Callable[[Scope], Any]"
 """One dimension: a whole number >= 0, or `between` two of them."""
 
 Sizes: TypeAlias = "tuple[Any, ...] | list[tuple[Any, ...]] | Expr | Callable[[Scope], Any]"
 """The sizes of an item, one per dimension, or a list of such sizes."""
+
+
+def between(
+    least: Expr | int | Callable[[Scope], Any], most: Expr | int | Callable[[Scope], Any]
+) -> Between:
+    """A size that varies from `least` to `most`, both included: whole numbers >= 0, or expressions
+    over `cfg`.
+
+    Raises:
+        SpecError: numbers that are no sizes, or in another order.
+    """
+    size = Between(least, most)
+    if all(is_number(end) for end in (least, most)):
+        check_size(size, "between()")
+    return size
 
 
 def is_number(value: Any) -> bool:

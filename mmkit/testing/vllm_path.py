@@ -134,9 +134,19 @@ def _import_models(architectures: Sequence[str]) -> None:
 
 
 def config_for_spec(folder: str | Path, **options: Any) -> ModelConfig:
-    """`model_config`, of a model that vLLM need not know."""
-    stand_in(*architectures_of(folder))
-    return model_config(folder, **options)
+    """`model_config`, of a model that vLLM need not know, or knows as one of text alone: its config
+    may name the language model that a spec adds a modality to."""
+    names = architectures_of(folder)
+    stand_in(*names)
+    config = model_config(folder, **options)
+    overrides = options.get("hf_overrides", {})
+    if config.is_multimodal_model or not isinstance(overrides, Mapping):
+        return config
+    stand_ins = [f"MultiModal{name}" for name in names]
+    stand_in(*stand_ins)
+    return model_config(
+        folder, **{**options, "hf_overrides": {**overrides, "architectures": stand_ins}}
+    )
 
 
 def registered(config: ModelConfig) -> Any:

@@ -410,6 +410,10 @@ def prompt_in_lower_case(prompt):
     return [ID.get(TOKENS[token].lower(), token) if token < len(TOKENS) else token for token in prompt]
 
 
+def begun_with_another_token(prompt):
+    return [*prompt[:1], ID["a"], *prompt[1:]]
+
+
 def numbered_in_order(prompt):
     numbers = iter(ID[word] for word in NUMBERED)
     return [next(numbers) if token in {ID[word] for word in NUMBERED} else token for token in prompt]
@@ -723,6 +727,8 @@ BUGS = [
         r"the ids of a text and, by the renderer, the text '.*': ids: \[.*\] and \[.*\]"),
     Bug("text", "text_begun_twice", "processor.__call__", partial(_read, ["<s>", "<s>"]),
         r"the ids of a text and, by the processor, the text '.*': ids: \d+ and \d+ long"),
+    Bug("text", "a_token_more_than_the_text", PLACING, _prompted(begun_with_another_token),
+        r"outside its items the prompt has \[1, 13.*\], and the ids of the text are \[1, .*\]"),
     Bug("independence", "padded_to_the_batch", "series",
         lambda: {"process": _padded, "fields": {"values": batched(), "length": batched()}},
         r"series\[\d\] alone and in this request: \['values'\]: torch.float32 \(\d, 2\) and torch.float32 \(\d, 2\)"),

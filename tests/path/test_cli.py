@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from PIL import Image as PILImage
+from torch import nn
 from transformers import Qwen2Config
 from typer.testing import CliRunner
 from vllm import ModelRegistry
@@ -47,6 +48,7 @@ from mmkit.expr import ceil_div, item
 from mmkit.plan import Plan
 from tests import ROOT
 from tests.language_models import language_model
+from tests.random_specs import checkpoint
 
 ORACLES = ROOT / "tests" / "data" / "oracles"
 TERRA = "examples.terra.spec:TERRA"
@@ -105,6 +107,31 @@ def test_show() -> None:
     assert "one item per placeholder" in invoke("show", f"{__name__}:TWO", *ON_TERRA, "--prompt", "1,6")[2]
     status, output, _ = invoke("show", "examples.gallery.deepseek_vl2:DEEPSEEK_VL2")
     assert (status, "field images_spatial_crop batched(keep_on_cpu=True)" in output) == (0, True)
+
+
+class TextAloneForCausalLM(nn.Module):
+    """A language model, as vLLM knows one by its methods."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__()
+
+    def embed_input_ids(self, input_ids: Any) -> Any:
+        raise NotImplementedError
+
+    def forward(self, input_ids: Any, positions: Any) -> Any:
+        raise NotImplementedError
+
+    def compute_logits(self, hidden_states: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_a_folder_of_a_language_model() -> None:
+    """Its config names a class that takes text alone, as LlamaForCausalLM does: that of the spec is meant."""
+    ModelRegistry.register_model("TextAloneForCausalLM", TextAloneForCausalLM)
+    folder = checkpoint("TextAloneForCausalLM")
+    status, output, error = invoke("show", f"{__name__}:TWO", "--config", folder)
+    assert (status, "becomes 3 tokens" in output, error) == (0, True, "")
+    assert testing.of_spec(TWO, folder).processor.info.plan.spec == TWO
 
 
 FRAMES = ",".join(map(str, [0, 1, 2, *[PAD] * 6] * 2))

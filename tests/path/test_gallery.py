@@ -299,8 +299,8 @@ IMAGE = ImageSample(0, 60, 40)
         ("blip2", rows_of(5), "a", {}, "embedding row(s), got 5"),
         ("llava", IMAGE, "<image>", {"do_center_crop": False}, "expected shape (3, 56, 56)"),
         # a placeholder id that stands in the text
-        ("blip2", IMAGE, "<image>", {}, "placeholder id"),
-        ("internvl2", IMAGE, "<image><IMG_CONTEXT>", {}, "placeholder id"),
+        ("blip2", IMAGE, "<image>", {}, "placeholder"),
+        ("internvl2", IMAGE, "<image><IMG_CONTEXT>", {}, "placeholder"),
     ],
 )
 def test_only_the_spec_refuses(name: str, item: Any, prompt: str, kwargs: dict[str, Any], message: str) -> None:

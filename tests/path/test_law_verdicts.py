@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,15 +18,24 @@ from examples.terra.spec import TERRA
 from mmkit import (
     Audio,
     Image,
+    Modality,
+    ModelSpec,
+    Tensor,
     Video,
     batched,
+    embed,
     testing,
+    tok,
 )
+from mmkit import replace as replaces
 from mmkit.expr import Scope
 from mmkit.items import ItemType
 from mmkit.testing import strategies
 from tests.path.plain import plain
 from tests.path.planted import checkpoint
+from tests.profiles import scaled
+from tests.random_specs import write_checkpoint
+from tests.spaced import spaced
 from tests.unit.common import refused
 
 UNSHRUNK = settings(phases=[Phase.generate], max_examples=2000, database=None)
@@ -113,3 +124,43 @@ def test_items_without_a_strategy() -> None:
 
     sentence = "items(): expected one of mmkit's item types, got Odd. Give samples= a strategy for its modality."
     refused(TypeError, sentence, strategies.items, Odd())
+
+
+GRAPHS = ModelSpec(
+    "graphs",
+    Modality(
+        "graph",
+        item=Tensor((2,)),
+        layout=embed(tok["<p>"]) * 2,
+        update=replaces(tok.text("<graph>")),
+        fields={"graph": batched()},
+    ),
+)
+"""Its target is a text, as in many models of the first years."""
+
+
+class Again(GRAPHS.classes.processor):  # type: ignore[misc]
+    """Makes a text of every prompt with items, and ids of it again."""
+
+    def _placed(self, request: Any, *rest: Any) -> Any:
+        ids, placements = super()._placed(request, *rest)
+        tokenizer = self.info.get_tokenizer()
+        again = tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False)
+        start = again.index(ids[placements[0].start]) - placements[0].start
+        moved = [replace(at, start=at.start + start) for at in placements]
+        if any(again[at.start : at.end] != at.placeholder.ids for at in moved):
+            reject()
+        return again, moved
+
+
+def test_a_prompt_that_becomes_ids_again_is_seen(tmp_path: Path) -> None:
+    """By the law of texts, with a tokenizer like that of Llama 2; the spec's own processor holds the laws."""
+    tokenizer = spaced("always")
+    tokenizer.save_pretrained(tmp_path)
+    folder = write_checkpoint(tmp_path, (), (), vocab_size=len(tokenizer), architectures=["MmkitMadeUp"])
+    own = testing.of_spec(GRAPHS, folder)
+    for law in ("text", "ranges", "idempotence", "refusal"):
+        testing.check_law(law, own, examples=scaled(40))
+    changed = testing.of_spec(GRAPHS, folder, classes=GRAPHS.classes._replace(processor=Again))
+    with pytest.raises(testing.Violation, match="text: outside its items the prompt has"):
+        testing.check_law("text", changed, examples=200)

@@ -104,7 +104,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         for uuids in (None, {"frames": ["n"]})
     ),
     # vLLM's own search in the text would find both targets at the one place
-    ("frames: expected 2 placeholder(s) ", dict(spec=AS_TEXT, words="<frame> a", data={"frames": [ONES] * 2} | SERIES)),
+    (
+        "frames: expected 2 targets '<frame> a' in the prompt for 2 items, got 1. ",
+        dict(spec=AS_TEXT, words="<frame> a", data={"frames": [ONES] * 2} | SERIES),
+    ),
     (
         "frames: expected items that the Hugging Face processor takes, got OverflowError: too large.",
         dict(spec=PADDED, data={"frames": 9.5 * ONES}),

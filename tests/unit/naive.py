@@ -54,18 +54,23 @@ def place(prompt: list[int], items: Items, surplus: list[list[int]] | None = Non
     """The new prompt and (modality, index, start, layout) per item; None where the request is refused.
 
     A prompt that holds every layout is expanded already. Else every item has a target or anchor, or, if that does not
-    fit either, the caller has expanded some items and not others. `surplus` is what would stand for items that the
-    request does not have.
+    fit either, the caller has expanded some items and not others. A prompt with a target inside a layout of another
+    modality, of which some tokens would be left, is refused. `surplus` is what would stand for items that the request
+    does not have.
     """
     with suppress(Ambiguous):
-        for reading in ("layouts", "targets", "either"):
+        # where no item of a modality stands expanded, nobody sent the expanded prompt
+        firsts = [of[0][0][2] for of in items.values() if of]
+        is_expanded = all(_contains(prompt, layout) for layout in firsts)
+        for reading in ("layouts", "targets", "either") if is_expanded else ("targets", "either"):
             if placed := _scan(prompt, items, reading, surplus or []):
                 return placed
     return None
 
 
 class Ambiguous(Exception):
-    """A layout in a prompt may be that of an item of either of two modalities."""
+    """A layout in a prompt may be that of an item of either of two modalities, or a target stands inside a layout of
+    another modality."""
 
 
 def _scan(prompt: list[int], items: Items, reading: str, surplus: list[list[int]]) -> Placed | None:
@@ -82,6 +87,7 @@ def _scan(prompt: list[int], items: Items, reading: str, surplus: list[list[int]
     result: list[int] = []
     placed: list[tuple[str, int, int, list[int]]] = []
     untouched: list[list[int]] = [[]]
+    taken: list[tuple[str, int, int, bool]] = []
 
     def put(number: int, modality: str, index: int) -> None:
         layout = items[modality][index][number][2]
@@ -101,13 +107,41 @@ def _scan(prompt: list[int], items: Items, reading: str, surplus: list[list[int]
             position += 1
         else:
             modality, number, length = match
+            ways, stands = items[modality][waiting[modality][0]], prompt[position : position + length]
+            is_target = any(kind == "replace" and stands == target for kind, target, *_ in ways)
+            taken.append((modality, position, position + length, is_target))
             put(number, modality, waiting[modality].pop(0))
             position += length
     every = [way for of in items.values() for ways in of for way in ways]
     targets = surplus + [target for kind, target, *_ in every if kind == "replace"]
     embeds = {token for *_, own in every for token in own}
     is_text = not any(embeds.intersection(part) or any(_contains(part, one) for one in targets) for part in untouched)
-    return (result, placed) if is_text and len(placed) == sum(map(len, items.values())) else None
+    if not is_text or len(placed) != sum(map(len, items.values())):
+        return None
+    if _is_inside(prompt, items, taken):
+        raise Ambiguous
+    return result, placed
+
+
+def _is_inside(prompt: list[int], items: Items, taken: list[tuple[str, int, int, bool]]) -> bool:
+    """Whether a target stands inside a layout of another modality, some of whose tokens stand for no item."""
+    for modality, of in items.items():
+        for ways in of:
+            layout = ways[0][2]
+            for begin in range(len(prompt) - len(layout) + 1):
+                end = begin + len(layout)
+                if prompt[begin:end] != layout:
+                    continue
+                inside = [
+                    one
+                    for one, start, stop, is_target in taken
+                    if is_target and begin <= start and stop <= end
+                    if one != modality
+                ]
+                covered = {at for _, start, stop, _ in taken for at in range(start, stop)}
+                if inside and not covered.issuperset(range(begin, end)):
+                    return True
+    return False
 
 
 def _anchor(prompt: list[int], ways: list[Way]) -> tuple[int, int] | None:

@@ -42,6 +42,7 @@ from mmkit import (
     hf,
     insert,
     item,
+    later,
     literal,
     proc,
     replace,
@@ -53,6 +54,7 @@ from mmkit.bound.placeholders import TooManyRows
 from mmkit.expr import Scope, evaluate
 from mmkit.field import identity
 from mmkit.placement import NotFound, place
+from mmkit.vocabulary import Vocabulary
 
 from .common import CONFIG, Tokenizer, alternatives, bound, modality, plan_of, refused
 
@@ -68,6 +70,7 @@ TENSOR = Tensor(shape=(2, 2))
 INDICES, BYTES = Tensor(shape=(2,), dtype="int64"), Tensor(shape=(2,), dtype="uint8")
 HALF, MASK = Tensor(shape=(2, 2), dtype="float16"), Tensor(shape=(2,), dtype="bool")
 
+WORDS = Vocabulary(Tokenizer())
 SPEC, PLAN = ModelSpec("spec", modality()), plan_of(modality())
 NO_VOCABULARY, MILLIONS = SimpleNamespace(n=2), SimpleNamespace(n=2, vocab_size=2_000_000)
 NUMBERED = replace(tok["<|image_{}|>", item.index + 1])
@@ -149,6 +152,27 @@ def put(prompt, *ways):
     return place(prompt, {"m": [alternatives((*way, [5, 5])) for way in ways]}, "spec")
 
 
+def odd(length):
+    """A function of a library that takes no item of two rows."""
+    if length == 2:
+        raise ValueError("too odd.")
+    return length
+
+
+ODD = [
+    dict(layout=embed(5) * later(odd)(item.length)),
+    dict(layout=lambda scope: embed(5) * odd(scope.item.length)),
+    dict(layout=embed(5) * fields.n, fields={"x": batched(), "n": derived(later(odd)(item.length))}),
+]
+
+
+def put_two(prompt):
+    """Place two images, whose target is 1, and a video, whose layout has a 1 in it."""
+    image = alternatives(("replace", [1], [1, 1]), embeds=(1,))
+    video = alternatives(("replace", [3], [7, 1, 8]), embeds=(1,))
+    return place(prompt, {"image": [image] * 2, "video": [video]}, "spec")
+
+
 def rewritten(value):
     return plan_of(modality(), prompt=value).rewrite("prompt", [1, 2])
 
@@ -168,10 +192,17 @@ def picky(items, scope):
 # fmt: off
 MODALITIES = [
     (", item: expected an item type, got 'tensor'.", dict(item="tensor")),
-    (": expected placeholder and tokens together, or layout, got a mixture.",
-     dict(placeholder="<image>", tokens=5), dict(layout=None, update=None, placeholder="<image>"),
+    (", item: expected an item type, got (1024, 3). Write Tensor((1024, 3)).", dict(item=(1024, 3))),
+    (", item: expected an item type, got <class …>. Write Tensor(...).", dict(item=Tensor)),
+    (", item: expected an item type, got {'a': …}. Write Record(...).", dict(item={"a": TEXT})),
+    (": expected placeholder and tokens together, or layout, got placeholder without tokens. Add tokens=, the number …",
+     dict(layout=None, update=None, placeholder="<image>")),
+    (": expected placeholder and tokens together, or layout, got tokens without placeholder. Add placeholder=, …",
      dict(layout=None, update=None, tokens=5), dict(layout=None, tokens=0)),
-    (": expected placeholder and tokens, or layout and update, got one of them.", dict(layout=None), dict(update=None)),
+    (": expected …, or layout, got layout beside them. Leave …", dict(placeholder="<image>", tokens=5)),
+    (": expected …, or layout, got layout beside one. Leave …", dict(tokens=5), dict(placeholder=5)),
+    (": expected placeholder and tokens, or layout and update, got layout alone. Add update=.", dict(update=None)),
+    (": expected placeholder and tokens, or layout and update, got update alone. Add layout=.", dict(layout=None)),
     (": expected placeholder and tokens, or layout and update, got neither.", dict(layout=None, update=None)),
     (": expected at least one update, got none.", dict(update=[])),
     (", cacheable: expected True, False or a condition, got 'no'.", dict(cacheable="no")),
@@ -187,10 +218,14 @@ MODALITIES = [
     (": expected at least one field, got none.", dict(fields={})),
     (", fields: expected a dict of batched(), flat(), … or constant(), got ['x'].", dict(fields=["x"])),
     (", fields['x']: expected batched(), flat(), … or constant(), got 'batched'.", dict(fields={"x": "batched"})),
+    (", fields['x']: expected batched(), flat(), … or constant(), got batched without its (). Write batched().",
+     dict(fields={"x": batched})),
     (": expected a Tensor item and one field, …, got … and fields ['x', 'y'].", dict(fields=BOTH)),
     (": expected …, or a process, got Audio(…) and fields ['x'].", dict(item=Audio(5), process=identity())),
     (": expected a field for each of ['a'], …, got Record(…) and …", dict(item=Record(a=TEXT), process=identity())),
     (": expected hf() or a function for process, got 5.", dict(process=5)),
+    (", process: expected a function of the items and a Scope, got one that takes another number of …. Write (items, …",
+     dict(process=lambda items: items), dict(process=lambda items, scope, more: items)),
     (": expected unpad to name fields among ['x'], got ['y'].", dict(process=hf(unpad={"y": 3}))),
     (", fields.z: expected a field among ['x'], got 'z'. Declare it in fields.",
      dict(layout=embed(5) * fields.z), dict(layout=embed(5) * where(item.a, fields.z, 1)),
@@ -238,7 +273,14 @@ SPECS = [
      "argument of the language model. Give …", lambda: modality("inputs", embeds=True)),
     ("spec 'a b': expected a name that is a Python identifier, got 'a b'.", lambda: ModelSpec("a b", modality())),
     ("spec 'a': expected at least one modality, got none.", lambda: ModelSpec("a")),
-    ("spec 'a': expected modalities, each as an argument of its own, got a list.", lambda: ModelSpec("a", [OTHER])),
+    ("spec 'a': expected modalities, each as an argument of its own, got a list. Write …",
+     lambda: ModelSpec("a", [OTHER])),
+    ("spec 'a': expected modalities, each as an argument of its own, got a str.", lambda: ModelSpec("a", "m")),
+    ("between(): expected whole numbers >= 0, in order, got -1..5.", lambda: between(-1, 5)),
+    ("between(): expected whole numbers >= 0, in order, got 5..1.", lambda: between(5, 1)),
+    ("between(): expected whole numbers >= 0, in order, got 1..2.5.", lambda: between(1, 2.5)),
+    ("spec, bind: expected a config, then a tokenizer, got a SimpleNamespace as tokenizer. Write bind(config, …",
+     lambda: SPEC.bind(Tokenizer(), CONFIG)),
     ("spec 'a': expected one modality named 'n', got several.", lambda: ModelSpec("a", modality("n"), OTHER)),
     ("spec 'a': expected one field named 'x', got several.", lambda: ModelSpec("a", modality(), modality("n"))),
     ("spec 'a': expected one field named 'm_embeds', …", lambda: ModelSpec("a", modality(embeds=True), NAMESAKE)),
@@ -284,7 +326,7 @@ SPECS = [
     ("spec.m, process: cfg.zzz has no value: …", lambda: bound(process=hf(cfg.zzz)).processing.call.part),
     ("spec.m, layout: expected embed() of ids that the largest …, got [6]…", lambda: preview(
         {"m": torch.zeros(2)}, [6], item=GROWING, layout=lambda s: embed(5 + s.item.length // 2))),
-    ("spec.n, update: expected a target that no other modality has, got [181], which is that of m too. Give each …",
+    ("spec.n, update: expected a target that no other modality has, got 'µ', which is that of m too. Give each …",
      lambda: plan_of(modality(update=replace(181)), modality("n", update=NUMBERED, fields={"y": batched()}))),
     ("spec.m, item: expected the most encoder rows for the largest item, got 1, and 4 for the smallest. State …",
      lambda: bound(item=Tensor(shape=(between(1, 4), 2)), layout=embed(5) * (5 - item.length))),
@@ -350,7 +392,8 @@ BOUND = [
     ("item: Tensor.bound: expected a number > 0 …", *[shaped(1, bound=number) for number in (0, math.nan, True)]),
     ("item: Tensor.bound: expected a number, got 0..3 of float32. State …", shaped(1, bound=between(0, 3))),
     ("item: Tensor.bound: expected values that uint8 …, got 0..256.", shaped(1, dtype="uint8", bound=between(0, 256))),
-    ("item: Tensor.bound: expected whole numbers >= 0, …, got -1..3.", shaped(1, dtype="int8", bound=between(-1, 3))),
+    ("item: Tensor.bound: expected whole numbers >= 0, …, got -1..3.",
+     shaped(1, dtype="int8", bound=between(cfg.minus, 3))),
     ("item: Tensor.largest: expected a shape within (1..4, 3), got (5, 3).", shaped(between(1, 4), 3, largest=(5, 3))),
     ("item: Record.b: Tensor.shape: item.c has …", recorded(a=TEXT, b=Tensor((item.c.length,)))),
     ("item: Record.a: Text.least, Text.most: expected …, got 1..0.", recorded(a=Text(most=cfg.n - 2))),
@@ -367,9 +410,10 @@ BOUND = [
     ("item: Audio.rate: expected a number > 0 from cfg, got -1.", dict(item=Audio(largest=4, rate=-1))),
     ("limit: 1.5: expected the most items, a whole number >= 0, got 1.5. Use math.floor(), …", dict(limit=1.5)),
     ("limit: …: expected the most items, a whole number >= 0, got ….", dict(limit=-1), dict(limit=True)),
-    ("layout: expected at least one embed() position per item, got 2 literal ids.", dict(layout=literal([1, 2]))),
-    ("layout: expected at least one embed() position per item, got 0 literal ids.",
-     dict(layout=embed(5) * 0), dict(item=Tensor(shape=(between(2, 4),)), layout=embed(5) * (item.length - 2))),
+    ("layout: expected at least one placeholder per item, got 2 other tokens for an item of shape (2, 2). Round up …",
+     dict(layout=literal([1, 2]))),
+    ("layout: expected at least one placeholder per item, got none for an item of shape (2,). Round …",
+     dict(item=Tensor(shape=(between(2, 4),)), layout=embed(5) * (item.length - 2))),
     (f"layout{OUTSIDE}",
      dict(layout=embed(200)), dict(layout=embed(tok["<far>"])), dict(layout=embed(5) + literal(200)),
      dict(layout=embed(5) + each(fields.x.shape[0], lambda x: literal(200))),
@@ -543,7 +587,7 @@ REQUESTS = [
     ("spec.prompt[1]: expected a …, got ….", *[partial(PLAN.check_ids, [0, n]) for n in ("5", None, 2**99)]),
     ("spec.m[1]: expected …, got None. Send the item itself.",
      lambda: PLAN.expand([5, 5], {"m": TWO}), lambda: preview({"m": TWO}, [5, 5])),
-    ("spec.m: expected items …, got ValueError: …. Name …",
+    ("spec.m: expected items …, got some that it refuses: You have to …. Name …",
      lambda: preview({"m": ZEROS}, process=hf(), processor=asking)),
     ("spec.m: expected items …, got TypeError: … multiple values for keyword argument 'm'.", lambda: plan_of(
         modality(process=hf()), processor=asking).configured({"m": 0}, asking).preview([5, 5], {"m": ZEROS})),
@@ -566,22 +610,41 @@ REQUESTS = [
      lambda: preview({"m": {"m_embeds": torch.zeros(0, 2, 3)}}, embeds=True)),
     ("spec.m: expected at least one (rows, hidden_size) tensor, got a str.",
      lambda: preview({"m": {"m_embeds": "rows"}}, embeds=True)),
-    ("spec.m, layout: expected at least one embed() position per item, got 0 literal ids.",
+    ("spec.multi_modal_data: expected a dict of items by modality, got a list. Write {\"m\": [...]}.",
+     lambda: PLAN.expand([5], [ZEROS]), lambda: PLAN.preview([5], [ZEROS])),
+    ("spec.m[1]: expected an item that has a layout, got an item of shape (2,): too odd.",
+     *[lambda way=way: preview({"m": [torch.zeros(1), torch.zeros(2)]}, [5] * 2, item=GROWING, **way) for way in ODD]),
+    ("spec.m[1]: expected at least one placeholder per item, got 1 other token for an item of shape (2,). …",
+     lambda: preview({"m": [torch.zeros(1), torch.zeros(2)]}, item=Tensor((between(1, 3),)),
+                     layout=literal(6) + embed(5) * (item.length % 2))),
+    ("spec.m[0]: expected at least one placeholder per item, got none for an item of length 1. Send a larger one.",
+     lambda: preview({"m": np.zeros(1)}, item=Audio(largest=9), layout=embed(5) * (item.length // 2),
+                     process=lambda items, scope: {"x": items})),
+    ("spec.m[0]: expected at least one placeholder per item, got none for an item of shape (2,). …",
      lambda: preview({"m": ZEROS[0]}, item=Tensor((between(1, 3),)), layout=embed(5) * (item.length % 2))),
     ("spec.m[0]: expected 1 embedding row(s), got 2.", lambda: preview({"m": {"m_embeds": ZEROS}}, embeds=True)),
     ("spec.m[2]: expected pixels of three channels, got shape (1, 4, 6), which may be embeddings. …",
      lambda: PICTURES.intake.take([torch.zeros(3, 4, 6), torch.zeros(4, 6, 3), torch.zeros(1, 4, 6)], 6)),
     ('spec.m[0]: expected a finite floating (rows, 6) tensor, got shape (4, 5) of torch.float32. Send …',
      lambda: PICTURES.intake.take(torch.zeros(3, 4, 5), 6)),
-    ('spec.m: expected one item per placeholder, got 2 placeholder id(s) 5 and no item. Send multi_modal_data={"m": …',
+    ('spec.m: expected one item per placeholder, got 2 placeholders [5] and no item. Send multi_modal_data={"m": …',
+     lambda: SPEC.bind(CONFIG).place([1, 5, 5], {})),
+    (r"spec.m: expected one item …, got 1 placeholder '\x05' and no item. …", lambda: PLAN.place([5], {})),
+    (r"spec.m: expected one item per placeholder, got 2 placeholders '\x05' and no item. …",
      lambda: PLAN.place([1, 5, 5], {}), lambda: PLAN.place([1, 5, 5], {"m": []})),
-    ("spec.m, spec.n: expected a prompt that tells their items apart, got placeholder ids …. Send …",
+    ("spec.m, spec.n: expected a prompt that tells their items apart, got the layout '\\x05', which either has. Send …",
      lambda: plan_of(modality(), modality("n", fields={"y": batched()})).preview([5, 5], {"m": ZEROS, "n": ZEROS})),
     ("spec.m: expected one item per request, got none. The model reads …", lambda: WITHOUT.preview([5], {})),
     ("spec.m: expected fewer items, got 2. At most 1 m(s) …", lambda: WITHOUT.preview([5], {"m": [ZEROS] * 2})),
-    ("spec.m: expected 1 placeholder(s) …, got 2, and 1 … beside. …", lambda: put([3, 1, 3, 5], ("replace", [3]))),
-    ("spec.m: expected a prompt without placeholder ids, got 1 …. Leave …", lambda: put([1, 5], ("start", []))),
-    ("spec.m: expected …, got the placeholder [2] without …. Send …", lambda: place([1, 2], {}, "spec", {(2,): "m"})),
+    ("spec.m: expected 1 target [3] in …, got 2, and 1 placeholder [5] beside. Write one target …, or its whole …",
+     lambda: put([3, 1, 3, 5], ("replace", [3]))),
+    ("spec.m: expected a prompt without placeholders, got 1 placeholder [5]. …", lambda: put([1, 5], ("start", []))),
+    ("spec.m: expected one item per target, got the target [2] without its item. Send …",
+     lambda: place([1, 2], {}, "spec", {(2,): "m"})),
+    ("spec.m: expected one item per target, got the target '<graph>' without its item. …",
+     lambda: place([*map(ord, "a<graph>")], {}, "spec", {tuple(map(ord, "<graph>")): "m"}, tok=WORDS)),
+    ("spec.image[0]: expected a target outside layouts, got [1] inside [7, 1, 8], a layout of video. Write …",
+     lambda: put_two([7, 1, 8, 9, 3, 9, 1]), lambda: put_two([7, 1, 8, 1, 3])),
     ("spec.m[1]: expected a (2, 2) float32 tensor, got shape (3,).", lambda: parse(TENSOR, [ZEROS, torch.zeros(3)])),
     ("spec.m[0].x: expected int64 values from 0 to 3, got 4 at [0].",
      lambda: parse(CLICKED, {"image": PICTURE.resize((4, 9)), "x": [4]})),
@@ -598,13 +661,17 @@ LARGER = [
 """Requests with items that are larger than the largest."""
 
 MISSING = [
-    ("spec.m: expected 1 placeholder(s) [3] in the prompt for 1 item, got 0. Write one placeholder per item, …",
+    ("spec.m: expected 1 target [3] in the prompt for 1 item, got 0. Write one target per item, and nothing else …",
      lambda: put([1], ("replace", [3]))),
-    ("spec.m: expected 2 placeholder(s) [5] * 2 in the prompt for 2 items, got 1, and 1 …",
+    ("spec.m: expected 1 target '<graph>' in the prompt for 1 item, got 0. …",
+     lambda: place([1], {"m": [alternatives(("replace", map(ord, "<graph>"), [5]))]}, "spec", tok=WORDS)),
+    ("spec.m: expected 2 layouts [5] * 2 in the prompt for 2 items, got 1, and 1 placeholder [5] beside. Write …",
      lambda: put([5, 5, 5], *[("in_place", [])] * 2)),
-    ("spec.m: expected 1 placeholder(s) [0, 1, 2, 3, ... 9 ids] in …", lambda: put([1], ("replace", range(9)))),
+    ("spec.m: expected 1 target [0, 1, 2, 3, ... 9 ids] in …", lambda: put([1], ("replace", range(9)))),
+    ("spec.m: expected 1 target 'abcd'... of 9 tokens in …",
+     lambda: place([1], {"m": [alternatives(("replace", map(ord, "abcdefghi"), [5]))]}, "spec", tok=WORDS)),
     ("spec.m: expected a prompt that starts with [7, 8], got one … [1, 2].", lambda: put([1, 2], ("after", [7, 8]))),
-    ("spec.m[1]: expected the placeholder [72] in the prompt, after those of …, got none. Write …, in order.",
+    ("spec.m[1]: expected the target [72] in the prompt, after those of …, got none. Write one target …, in order.",
      *[partial(put, prompt, ("replace", [71]), ("replace", [72])) for prompt in ([71], [72, 71])]),
 ]
 """Requests that lack a placeholder."""

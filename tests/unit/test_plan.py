@@ -394,7 +394,7 @@ def test_a_forgotten_item(update, ids):
     plan.preview([9], {"other": ONE})
     plan.preview([1, 9, 97], {})
     for written, data in (([*ids, 1], {}), ([1, *ids, 9], {"other": ONE})):
-        with pytest.raises(InputError, match=r"^spec\.m: .* the placeholder \[\d+\] without its item"):
+        with pytest.raises(InputError, match=r"^spec\.m: .* the target .+ without its item"):
             plan.preview(written, data)
 
 

@@ -14,9 +14,10 @@ from mmkit.layout import nothing
 from mmkit.placement import EMPTY, place
 from mmkit.vocabulary import Vocabulary
 from tests.profiles import scaled
+from tests.spaced import spaced
 
 from . import naive
-from .common import Tokenizer, alternatives, modality
+from .common import Tokenizer, alternatives, modality, refused
 
 
 def of_item(ways):
@@ -96,11 +97,16 @@ def only(kind, target, ids=(E, E)):
         ([1, 2], {"a": only("replace", [1, 2]) + only("replace", [1])}, [9, 9]),
         ([1, 3], {"a": only("replace", [1, 2]) + only("replace", [1])}, [9, 9, 3]),
         ([1, 2, 3], {"a": only("after", [1, 2]), "b": only("replace", [2, 3])}, None),
+        ([7, 1, 8, 2], {"a": only("replace", [1]), "b": only("replace", [2], [7, 1, E])}, [7, 9, 9, 8, 7, 1, 9]),
+        ([7, 1, 8, 2], {"a": only("replace", [1], [1, E]), "b": only("replace", [2], [7, 1, 8])}, None),
+        ([7, 1, 8, 2], {"b": only("replace", [2], [7, 1, 8]), "a": only("replace", [1], [1, E])}, None),
+        ([1, 2], {"a": only("replace", [1], [E]), "b": only("replace", [2], [1])}, [9, 1]),
     ],
 )
 def test_who_comes_first(prompt, items, ids):
     """Written out, as the reference may be wrong as well: modalities that share a target
-    take it in the order of the spec, alternatives of an item in theirs; no anchor is inside a target."""
+    take it in the order of the spec, alternatives of an item in theirs; no anchor is inside a target, and no target
+    inside a layout of another modality, unless targets are all of that layout."""
     result = run(prompt, {name: [ways] for name, ways in items.items()})
     assert (result and result[0]) == ids
 
@@ -141,6 +147,95 @@ def test_line_breaks_merge_as_in_a_text(gaps):
     assert plan.unexpand(expected, items) == prompt
     alone = [ord("a"), 1001, 1001]
     assert plan.expand(alone, {}) == plan.unexpand(alone, {}) == alone
+
+
+# -- targets that are texts -------------------------------------------------------------------------------------------
+
+
+def plan_of_text(tokenizer, text):
+    """A plan whose items take two positions in place of a text."""
+    update = replace(tok.text(text))
+    graph = modality("graph", item=Tensor((2,)), layout=embed(tok["<p>"]) * 2, update=update)
+    return ModelSpec("llaga", graph).bind(SimpleNamespace(vocab_size=len(tokenizer)), tokenizer)
+
+
+TOKENIZERS = {
+    "llama": spaced("always"),
+    "llama, not stripped": spaced("always", strip=False),
+    "llama, not legacy": spaced("first"),
+    "no space": spaced("never"),
+}
+SOUGHT = {name: plan_of_text(own, "<graph>") for name, own in TOKENIZERS.items()}
+
+
+def outside(preview):
+    """The ids between the items of a prompt."""
+    ends = [0, *(at.end for at in preview.placements)]
+    starts = [*(at.start for at in preview.placements), len(preview.prompt_token_ids)]
+    return [preview.prompt_token_ids[end:start] for end, start in zip(ends, starts, strict=True)]
+
+
+@settings(max_examples=scaled(150))
+@given(
+    st.sampled_from([*SOUGHT]),
+    st.lists(
+        st.sampled_from(["", "x", ".", "..", ":", " ", "  ", "a ", " a", "\n", ")", "<", "é", "漢", "\ufffd", "x."]),
+        min_size=2,
+    ),
+)
+def test_a_text_is_found_wherever_it_stands(name, gaps):
+    """And no id outside it changes: where a token reaches across its edge, those of the text before and after it stay,
+    and the tokens beside it have the text that they had. A text and its ids are one prompt."""
+    own, plan = TOKENIZERS[name], SOUGHT[name]
+    text = "<graph>".join(gaps)
+    ids = own(text).input_ids
+    items = {"graph": [torch.ones(2)] * (len(gaps) - 1)}
+    preview = plan.preview(text, items)
+    assert plan.preview(ids, items).placements == preview.placements
+    assert plan.expand(ids, items) == preview.prompt_token_ids
+    parts = outside(preview)
+    position = 0
+    for number, part in enumerate(parts):
+        inner = part[bool(number) : len(part) - (number < len(parts) - 1)]
+        starts = range(position, len(ids) - len(inner) + 1)
+        position = next(start for start in starts if ids[start : start + len(inner)] == inner) + len(inner)
+        assert number or part[:-1] == ids[: len(part) - 1]
+    assert parts[-1][1:] == ids[len(ids) - len(parts[-1][1:]) :]
+    lead = own("x", add_special_tokens=False).input_ids
+    texts = [own.decode([*lead, *part]).removeprefix(own.decode(lead)) for part in [parts[0][1:], *parts[1:]]]
+    # the space before a text that stands alone is part of it
+    without_space = re.compile(" *<graph>")
+    assert without_space.sub("<graph>", "<graph>".join(texts)).strip() == without_space.sub("<graph>", text).strip()
+    assert plan.expand(preview.prompt_token_ids, items) == preview.prompt_token_ids
+
+
+@pytest.mark.parametrize("name", SOUGHT)
+@pytest.mark.parametrize("gap", [" ", "", ".", "\n", ":", "x."])
+def test_a_text_too_many_is_refused_wherever_it_stands(name, gap):
+    for written in (f"a{gap}<graph>a <graph>", f"a <graph>a{gap}<graph>"):
+        for prompt in (written, TOKENIZERS[name](written).input_ids):
+            sentence = refused(
+                InputError,
+                "llaga.graph: expected 1 target '<graph>' in …, got 2. …",
+                SOUGHT[name].expand,
+                prompt,
+                {"graph": torch.ones(2)},
+            )
+            assert "Write" in sentence
+    assert SOUGHT[name].expand(f"a{gap}<graph>", {}) == TOKENIZERS[name](f"a{gap}<graph>").input_ids
+
+
+def test_a_character_of_several_ids_is_a_target():
+    """Also between characters that are such bytes, too."""
+    for own in TOKENIZERS.values():
+        plan = plan_of_text(own, "漢")
+        for text in ("漢", "x漢", "é漢é", "a 漢 a", ":é漢"):
+            before, after = text.split("漢")
+            parts = outside(plan.preview(text, {"graph": torch.ones(2)}))
+            lead = own("x", add_special_tokens=False).input_ids
+            told = own.decode([*lead, *parts[0][1:]]).removeprefix(own.decode(lead))
+            assert told.strip() == before.strip()
+            assert own.decode([*lead, *parts[1]]) == own.decode(lead) + after
 
 
 # -- declarations ----------------------------------------------------------------------------------------------------

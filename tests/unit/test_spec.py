@@ -96,7 +96,7 @@ MODALITY = st.fixed_dictionaries(
         "layout": some("layout"),
         "update": some("update") | st.just("[replace(7), insert(at='start')]"),
         "fields": st.builds("{{'x': {}, 'y': {}}}".format, some("x"), some("y")),
-        "process": some("process") | st.just("len"),
+        "process": some("process") | st.just("divmod"),
         "limit": st.sampled_from(["None", "3", "cfg.n - 1"]),
         "embeds": st.sampled_from(["False", "embed(5) * item.rows"]),
         "cacheable": st.sampled_from(["True", "False", "item.count < 3"]),

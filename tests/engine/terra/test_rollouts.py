@@ -85,5 +85,5 @@ def test_batches_of_one_request_per_row(terra: Any, monkeypatch: pytest.MonkeyPa
     for answer, episode in ((answers[i], episodes[i]) for i in (0, 3)):
         assert answer["tokens"] == expected(episode.frames[None], episode.actions[None], 1)[0, 0].tolist()
     assert answers[1]["error"] == "prompt: expected a text or a list of token ids, got a NoneType."
-    assert f"got 18 placeholder id(s) {PAD} and no item" in answers[2]["error"]
+    assert f"got 18 placeholders [{PAD}] and no item" in answers[2]["error"]
     assert "'more'" in answers[4]["error"]

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(600)
 
 KINDS = {400: "BadRequestError", 413: "RequestEntityTooLargeError"}
 NO_ITEM = (
-    f"terra.actions: expected one item per placeholder, got 6 placeholder id(s) {PAD} and no item. Send "
+    f"terra.actions: expected one item per placeholder, got 6 placeholders [{PAD}] and no item. Send "
     'multi_modal_data={"actions": [...]}, or leave the placeholders out.'
 )
 BIG = f"terra.prompt[1]: expected a token id from 0 to {PAD}, got 2147483648. Check the tokenizer."
@@ -50,7 +50,7 @@ def actions(items: Any) -> dict[str, Any]:
 
 
 FIVE = "terra.actions[0]: expected a (6, 3) float32 tensor, got shape (5, 3)."
-FEW = f"terra.actions: expected 1 placeholder(s) [{PAD}] * 6 in the prompt for 1 item, got 2. Write one placeholder per"
+FEW = f"terra.actions: expected 1 layout [{PAD}] * 6 in the prompt for 1 item, got 2. Write one layout per"
 COSTLY = (
     "mm_processor_kwargs: expected none, got some. They can make a request costly: --trust-request-mm-kwargs allows"
 )
