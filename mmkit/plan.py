@@ -447,7 +447,7 @@ class Plan:
             token = min(bare.intersection(prompt))
             name = self._owners[token][0]
             got = f"{list(prompt).count(token)} placeholder id(s) {token} and no item"
-            remedy = f'Send multi_modal_data={{"{name}": [...]}}, or leave the placeholders out.'
+            remedy = f'Send items of "{name}", or leave the placeholders out.'
             raise InputError(self.modalities[name].where, "one item per placeholder", got, remedy)
         if self._is_raw and (missing := set(self.modalities).difference(present)):
             expected, remedy = "one item per request", "The model reads nothing else."

@@ -488,7 +488,7 @@ REQUESTS = [
      lambda: PICTURES.intake.take([torch.zeros(3, 4, 6), torch.zeros(4, 6, 3), torch.zeros(1, 4, 6)], 6)),
     ('spec.m[0]: expected a finite floating (rows, 6) tensor, got shape (4, 5) of torch.float32. Send …',
      lambda: PICTURES.intake.take(torch.zeros(3, 4, 5), 6)),
-    ('spec.m: expected one item per placeholder, got 2 placeholder id(s) 5 and no item. Send multi_modal_data={"m": …',
+    ('spec.m: expected one item per placeholder, got 2 placeholder id(s) 5 and no item. Send items of "m", …',
      lambda: PLAN.place([1, 5, 5], {}), lambda: PLAN.place([1, 5, 5], {"m": []})),
     ("spec.m, spec.n: expected a prompt that tells their items apart, got placeholder ids …. Send …",
      lambda: plan_of(modality(), modality("n", fields={"y": batched()})).preview([5, 5], {"m": ZEROS, "n": ZEROS})),
