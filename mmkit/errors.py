@@ -45,6 +45,13 @@ class InputError(MmkitError):
     HTTP status 400 in vLLM's server."""
 
 
+def relocated(error: InputError, where: str) -> InputError:
+    """Return an `InputError` that says the same of another path."""
+    moved = InputError(where + str(error).removeprefix(error.where))
+    moved.where = where
+    return moved
+
+
 class VllmApiError(MmkitError):
     """The installed vLLM has none of the interfaces that mmkit knows."""
 

@@ -491,7 +491,7 @@ class Plan:
             number = list(prompt).count(token)
             spelled = placement.brief([token], self._scope.tok)
             got = f"{number} placeholder{'' if number == 1 else 's'} {spelled} and no item"
-            remedy = f'Send multi_modal_data={{"{name}": [...]}}, or leave the placeholders out.'
+            remedy = f'Send items of "{name}", or leave the placeholders out.'
             raise InputError(self.modalities[name].where, "one item per placeholder", got, remedy)
         if self._is_raw and (missing := set(self.modalities).difference(present)):
             expected, remedy = "one item per request", "The model reads nothing else."

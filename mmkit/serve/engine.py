@@ -18,9 +18,10 @@ from ..errors import InputError
 from ..model.sampling import sampling_params
 from ..plan import Plan
 from ..vllm_api.compat import TELLS_MISSES, find
+from ..vllm_api.incoming import TooManyPixels, inherit_context
 from ..vllm_api.processor import CommonProcessor
-from .protocol import NULL, Limits, begins, named
-from .wire import FRAMES, Media
+from .protocol import NULL, Limits, TooLarge, begins, named
+from .wire import Media
 
 __all__ = ["Engine", "EngineDeadError", "EngineGenerateError", "Lost"]
 
@@ -73,7 +74,6 @@ class Engine:
         has_tokenizer: whether prompts may be texts.
         trust_kwargs: whether requests may bring `mm_processor_kwargs`.
         most_items: the most items of each modality in one request.
-        frames: the number of frames that vLLM takes of a video; negative for all.
 
     Args:
         client: vLLM's.
@@ -106,8 +106,10 @@ class Engine:
             allowed_local_media_path=config.allowed_local_media_path,
             allowed_media_domains=config.allowed_media_domains,
         )
-        self.frames: int = self._media.media_io_kwargs.get("video", {}).get("num_frames", FRAMES)
         self._turns = count()
+        executor = getattr(client.renderer, "_executor", None)
+        if executor is not None:
+            inherit_context(executor)
 
     # -- the server --------------------------------------------------------------------------------
 
@@ -177,6 +179,7 @@ class Engine:
 
         Raises:
             InputError: a URL that vLLM's settings do not allow, or content that is none.
+            TooLarge: more pixels than the server decodes for one request.
         """
         if isinstance(value, list):
             return [await self._part(one, f"{where}[{i}]") for i, one in enumerate(value)]
@@ -190,6 +193,10 @@ class Engine:
         fetch = getattr(self._media, f"fetch_{value.kind}_async")
         try:
             return await fetch(value.url)
+        except TooManyPixels as error:
+            refusal = TooLarge(where + str(error).removeprefix(error.where))
+            refusal.where = where
+            raise refusal from None
         except Exception as error:
             text = re.sub(r" <\S+ object at 0x[0-9a-f]+>", "", f"{type(error).__name__}: {error}")
             got = text[:200].rstrip(".")

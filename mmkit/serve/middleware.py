@@ -1,48 +1,61 @@
-"""What vLLM's own routes read: bodies whose cost is bounded, with references in place of items.
+"""What vLLM's own routes read: JSON that was checked here, within the limits of the server.
+
+A body is read by one parser alone. What it cannot read is refused, and vLLM gets what it read,
+written again: never the bytes of the client, in which another parser may read something else. Items
+in messages are decoded here, with the limits of our own routes; see `mmkit.serve.messages`.
 
 vLLM collects every mistake of a body, at about a kilobyte each, and checks each number several
-times. So items in messages are decoded here, with the limits of our own routes: content parts
-``{"type": "cloud", "cloud": ...}``, with an item in one of the forms of ``POST /v1/mm/generate``,
-or the same as a data URL in an ``image_url`` part. What vLLM reads refers to them.
+times, so values in JSON are counted first.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
-from uuid import uuid4
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import Meta
 from starlette.requests import ClientDisconnect, Request
 
 from ..errors import InputError
-from ..vllm_api.chat import SENT
+from ..vllm_api.chat import SENT, SentItem
+from ..vllm_api.incoming import REQUEST, Incoming, Places
 from . import errors
-from .protocol import NULL, Limits, TooLarge, aside, begins, decoded
+from .messages import FORMS, Messages, Part
+from .protocol import Limits, TooLarge, aside, decoded, shown
 from .routes import read
 from .state import ServerState
-from .wire import ITEM_URL, MEDIA, Decoder, Media, embeds_of, listed, parsed, weigh
+from .wire import listed, weigh
 
 FEW = 2**14
 """Values in the JSON that vLLM reads of a request, beside those of a prompt."""
 
-_ITEMS = ("multi_modal_data", "items")
-_CHAT = "/v1/chat/completions"
-_ROUTES = ("/v1/completions", _CHAT, "/v1/embeddings", "/pooling", "/classify")
-"""Routes of vLLM that would leave items out of a request without a word."""
+OURS = "/v1/mm/"
+"""How the paths of our own routes begin, which read their bodies themselves."""
 
-_FREE_TO_CALL = (b"null", b'"auto"', b'"none"')
+ITEM_FIELDS = ("items", "multi_modal_data", "uuids", "multi_modal_uuids")
+"""Fields that vLLM's routes would ignore: a request would be answered without its items."""
+
+_HAVE_ITEMS = {"/generative_scoring": ("items",)}
+"""The routes of vLLM that have such a field of their own."""
+
+FILES = ("/v1/audio/transcriptions", "/v1/audio/translations")
+"""The routes of vLLM that read files, in bodies that are no JSON."""
+
+_OF_TEXTS = ("/v1/chat/", "/v1/responses", "/v1/messages")
+"""How the paths of the routes begin whose messages become a text."""
+
+_FORMS_OF_FILES = ("multipart/form-data", "application/x-www-form-urlencoded")
+_WITHOUT_BODY = ("GET", "HEAD", "OPTIONS")
+_WHITE_SPACE = b" \t\n\r"
+_FREE_TO_CALL = (None, "auto", "none", {"type": "auto"}, {"type": "none"})
 """Choices of tools for which no grammar is compiled."""
 
+_COMPILED = ("response_format", "structured_outputs", "output_config")
+"""Fields that say what a text must be, which the engine compiles."""
+
 _Id = Annotated[int, Meta(ge=0)]
-Sent = dict[str, tuple[str, Any]]
-"""Items with their modalities, by the URLs that stand for them: what is added to `SENT`."""
-Part = tuple[str, str, Any, str]
-"""An item of a message: its URL, its modality, its value without media, and its path in errors."""
 
 
 class Middleware:
@@ -57,13 +70,16 @@ class Middleware:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request, if need be by 400 or 413."""
-        state = getattr(scope["app"].state, "mmkit", None)
-        sent: Sent = {}
-        has_body = scope["type"] == "http" and scope["method"] in ("POST", "PUT", "PATCH")
-        if state is not None and has_body and not scope["path"].startswith("/v1/mm/"):
+        state: ServerState | None = getattr(scope["app"].state, "mmkit", None)
+        if state is None or scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        path = _route_path(scope)
+        taken = Taken(b"", {}, state.incoming())
+        has_body = scope["type"] == "http" and scope["method"] not in _WITHOUT_BODY
+        if has_body and not path.startswith(OURS):
             try:
-                body, sent = await _body(Request(scope, receive), state)
-                receive = _again(body, receive)
+                taken = await take(Request(scope, receive), path, state)
             except ClientDisconnect:
                 return
             except Exception as error:
@@ -71,23 +87,64 @@ class Middleware:
                 refusal = errors.response(error, state.plan, "vllm", connection="close")
                 await refusal(scope, receive, send)
                 return
-        SENT.update(sent)
+            receive = _again(taken.body, receive)
+        # uvicorn may begin a request in the context of the one before on its connection, so it is
+        # set for every request, and given back
+        token = REQUEST.set(taken.incoming)
+        SENT.update(taken.items)
         try:
             await self._app(scope, receive, send)
         finally:
-            for url in sent:
+            REQUEST.reset(token)
+            for url in taken.items:
                 del SENT[url]
 
 
-async def _body(request: Request, state: ServerState) -> tuple[bytes, Sent]:
-    """The body of a request to one of vLLM's routes, as that may read it, and its items."""
+def _route_path(scope: Mapping[str, Any]) -> str:
+    """Return the path of a request as routes have it, without the server's --root-path."""
+    path, root = str(scope["path"]), str(scope.get("root_path") or "")
+    if root and path.startswith(f"{root}/"):
+        return path[len(root) :]
+    return path
+
+
+class Taken(NamedTuple):
+    """A request to one of vLLM's routes: its body as vLLM may read it, the items of its messages by
+    the URLs that stand for them, and what vLLM's functions are to know of it."""
+
+    body: bytes
+    items: Mapping[str, SentItem]
+    incoming: Incoming
+
+
+async def take(request: Request, path: str, state: ServerState) -> Taken:
+    """Read the body of a request to one of vLLM's routes, check it, and load its items.
+
+    Raises:
+        InputError: as `check_body`; or media that vLLM cannot load.
+        TooLarge: as `check_body`; or media with too many pixels.
+        ClientDisconnect: the client left.
+    """
     body = bytes(await read(request, state.limits))
-    if request.headers.get("content-type", "").lower().startswith("multipart/"):
-        return body, {}
-    body, parts = await aside(len(body), apart, request.url.path, body, state)
-    loads = [state.engine.loaded(value, where) for *_, value, where in parts]
-    items = zip(parts, await asyncio.gather(*loads), strict=True)
-    return body, {url: (name, item) for (url, name, *_), item in items}
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if path in FILES and kind in _FORMS_OF_FILES:
+        return Taken(body, {}, state.incoming())
+    checked = await aside(len(body), check_body, path, body, state)
+    form = FORMS.get(path)
+    if form is None:
+        return Taken(checked.body, {}, state.incoming())
+    incoming = state.incoming(form.field, checked.places, begins_twice=form.begins_twice)
+    # media of items and of vLLM's own parts share the pixels of the request
+    token = REQUEST.set(incoming)
+    try:
+        loads = [state.engine.loaded(part.value, part.where) for part in checked.parts]
+        values = await asyncio.gather(*loads)
+    finally:
+        REQUEST.reset(token)
+    items = {}
+    for part, value in zip(checked.parts, values, strict=True):
+        items[part.url] = SentItem(part.modality, value, part.uuid)
+    return Taken(checked.body, items, incoming)
 
 
 def _again(body: bytes, receive: Any) -> Any:
@@ -100,153 +157,137 @@ def _again(body: bytes, receive: Any) -> Any:
     return again
 
 
-def apart(path: str, body: bytes, state: ServerState) -> tuple[bytes, list[Part]]:
-    """A body for one of vLLM's routes without the items in its messages, and these.
+class Checked(NamedTuple):
+    """A body for one of vLLM's routes.
+
+    Attributes:
+        body: what was read, written again, with references in place of items.
+        parts: the items in its messages.
+        places: where the items of its conversations stand.
+    """
+
+    body: bytes
+    parts: Sequence[Part] = ()
+    places: Sequence[Places] = ()
+
+
+def check_body(path: str, body: bytes, state: ServerState) -> Checked:
+    """Check a body for one of vLLM's routes, and write it again without the items in its messages.
+
+    Args:
+        path: that of the route.
+        body: as it was sent; empty for a request without one.
+        state: the server's.
 
     Raises:
-        InputError: an item is malformed; or a message is, and there are items; or there are items
-            where nothing reads them; or messages, and no tokenizer; or a long prompt is.
+        InputError: it is no JSON object in UTF-8; an item is malformed; there are items where
+            nothing reads them, or messages, and no tokenizer; or a long prompt is malformed.
         TooLarge: the items, or what is left, are beyond a limit.
     """
+    if not body.strip(_WHITE_SPACE):
+        return Checked(b"")
     weigh(body, "body", state.limits)
-    if b"\0" in body:  # Python also reads UTF-16, in which nobody here knows a text's end
-        raise InputError("body", "JSON in UTF-8", "a zero byte")
-    if path == _CHAT and not state.engine.has_tokenizer:
-        expected = "a prompt at /v1/mm/generate, since the server has no tokenizer"
-        raise InputError("messages", expected, "messages")
-    sent: list[Part] = []
+    request = _read_object(body)
+    _refuse_items(path, request)
+    form = FORMS.get(path)
+    parts: Sequence[Part] = ()
+    places: Sequence[Places] = ()
+    if form is not None:
+        if path.startswith(_OF_TEXTS) and not state.engine.has_tokenizer:
+            expected = "a prompt at /v1/mm/generate, since the server has no tokenizer"
+            raise InputError(form.field, expected, form.field)
+        messages = Messages(state, form)
+        messages.take_items(request)
+        parts, places = messages.parts, messages.places
+    try:
+        written = msgspec.json.encode(request)
+    except RecursionError:
+        expected = "JSON nested at most some hundred deep"
+        raise InputError("body", expected, "deeper") from None
     in_prompts = 0
-    if body.lstrip()[:1] == b"{" and len(body) > min(FEW, state.limits.constraint):
-        in_prompts = decoded(_Long, body).checked(state.limits)
-    if _holds(body, [*_ITEMS, *state.in_messages, *MEDIA]):
-        request = decoded(dict[str, Raw], body)
-        for name in _ITEMS:
-            if name in request and path in _ROUTES:
-                remedy = "Send items to /v1/mm/generate, or as parts of messages."
-                raise InputError(name, f"no items at {path}", "some", remedy)
-        request["messages"], sent = _Conversation(state).read(request.get("messages", NULL))
-        body = msgspec.json.encode(request) if sent else body
-    if listed(body) - in_prompts > FEW:
+    if len(written) > min(FEW, state.limits.constraint):
+        _weigh_constraints(request, state.limits)
+        in_prompts = decoded(_Long, written).count()
+    if listed(written) - in_prompts > FEW:
         raise TooLarge("body", f"at most {FEW} values in JSON beside those of a prompt", "more")
-    return body, sent
+    return Checked(written, parts, places)
 
 
-def _holds(body: bytes, names: Sequence[str]) -> bool:
-    """Whether a body may hold one of these names; an escape may spell any letter."""
-    return b"\\u" in body or any(f'"{name}"'.encode() in body for name in names)
+def _read_object(body: bytes) -> dict[str, Any]:
+    """Return what a body holds, as values of Python.
+
+    Every value is decoded: a part that stays bytes would reach vLLM with numbers, texts and equal
+    keys that nobody here has read.
+    """
+    start = body.lstrip(_WHITE_SPACE)
+    if start[:1] != b"{":
+        expected = 'a JSON object in UTF-8, which begins with "{"'
+        raise InputError("body", expected, repr(start[:8])[1:])
+    request: dict[str, Any] = decoded(dict[str, Any], body)
+    return request
+
+
+def _refuse_items(path: str, request: Mapping[str, Any]) -> None:
+    """Refuse items outside of messages, which vLLM would leave out without a word."""
+    for name in ITEM_FIELDS:
+        if name in request and name not in _HAVE_ITEMS.get(path, ()):
+            remedy = "Send items to /v1/mm/generate, or as parts of messages."
+            raise InputError(name, f"no items at {shown(path)[1:-1]}", "some", remedy)
+
+
+def _weigh_constraints(request: Mapping[str, Any], limits: Limits) -> None:
+    """Refuse what would take long to compile.
+
+    Raises:
+        TooLarge: names the field.
+    """
+    sampling = request.get("sampling_params")  # of /inference/v1/generate
+    for fields, where in ((request, ""), (sampling, "sampling_params.")):
+        if not isinstance(fields, Mapping):
+            continue
+        compiled = set(_COMPILED)
+        if isinstance(fields.get("text"), Mapping):  # of /v1/responses
+            compiled.add("text")
+        if fields.get("tool_choice") not in _FREE_TO_CALL or _has_strict_tools(fields):
+            compiled.add("tools")
+        for name in sorted(compiled):
+            if len(msgspec.json.encode(fields.get(name))) > limits.constraint:
+                raise limits.too_large(f"{where}{name}", "constraint", "bytes")
+
+
+def _has_strict_tools(request: Mapping[str, Any]) -> bool:
+    """Whether the calls of a tool must follow its schema, whoever chooses it."""
+    tools = request.get("tools")
+    for tool in tools if isinstance(tools, list) else ():
+        function = tool.get("function") if isinstance(tool, dict) else None
+        for described in (tool, function):
+            if isinstance(described, dict) and described.get("strict"):
+                return True
+    return False
 
 
 class _Long(msgspec.Struct):
-    """The fields of a long body that may be long, by route, or that vLLM repeats in its refusals,
-    or that the engine compiles; what is wrong in them is refused here, at the first mistake, of
-    which vLLM would collect all."""
+    """The fields of a long body that may be long, by route, or that vLLM repeats in its refusals;
+    what is wrong in them is refused here, at the first mistake, of which vLLM would collect all."""
 
     prompt: str | list[str | _Id | list[_Id]] | None = None
     tokens: list[_Id] | None = None
     token_ids: list[_Id] | None = None
     model: Annotated[str, Meta(max_length=2**10)] | None = None
-    structured_outputs: Raw = NULL
-    response_format: Raw = NULL
-    text: Raw = NULL
-    tools: Raw = NULL
-    tool_choice: Raw = NULL
 
-    def checked(self, limits: Limits) -> int:
-        """The number of values in prompts.
+    def count(self) -> int:
+        """Return the number of values in prompts.
 
         Raises:
             InputError: a prompt is no list of one kind.
-            TooLarge: what would take long to compile.
         """
-        compiled = {"response_format", "structured_outputs"}
-        if begins(self.text, b"{"):  # of /v1/responses
-            compiled.add("text")
-        if bytes(self.tool_choice) not in _FREE_TO_CALL:
-            compiled.add("tools")
-        for name in sorted(compiled):
-            if len(memoryview(getattr(self, name))) > limits.constraint:
-                raise limits.too_large(name, "constraint", "bytes")
-        lists = [of for of in (self.prompt, self.tokens, self.token_ids) if isinstance(of, list)]
-        if any(len(set(map(type, of))) > 1 for of in lists):
-            raise InputError("prompt", "a list of ids, of texts or of lists of ids", "a mixed one")
-        return sum(1 + len(one) if isinstance(one, list) else 1 for of in lists for one in of)
-
-
-# -- items in messages -----------------------------------------------------------------------------
-
-
-class _Conversation:
-    """The messages of a request, whose items are taken out while they are read."""
-
-    def __init__(self, state: ServerState) -> None:
-        self._state, self._decoder = state, Decoder(state.limits, state.engine.frames)
-        self._counts = Counter[str]()
-        self._sent: list[Part] = []
-
-    def read(self, raw: Raw) -> tuple[Raw, list[Part]]:
-        """The messages with references in place of items, and these.
-
-        Raises:
-            InputError: an item is malformed, or there are too many.
-            TooLarge: they are beyond a limit of the server.
-        """
-        return _each(raw, self._message), self._sent
-
-    def _message(self, raw: Raw) -> Raw:
-        message = decoded(dict[str, Raw], raw, "messages")
-        if "content" in message:
-            message["content"] = _each(message["content"], self._part)
-        return Raw(msgspec.json.encode(message))
-
-    def _part(self, raw: Raw) -> Raw:
-        part = decoded(dict[str, Raw], raw, "messages")
-        urls = {name: _url(part[name]) for name in MEDIA if name in part}
-        name = decoded(Any, part.get("type", NULL), "messages")
-        if urls.get("image_url", "").startswith(ITEM_URL):
-            self._take(*self._of_url(urls["image_url"]))
-        elif name not in self._state.in_messages:
-            for medium in urls:
-                self._decoder.weighed(Media(MEDIA[medium], urls[medium]), "messages")
-            return raw
-        elif name not in part:
-            raise InputError("messages", f'the item of a part "{name}" as its "{name}"', "none")
-        else:
-            self._take(name, part.pop(name))
-        url = {"url": self._sent[-1][0]}
-        return Raw(msgspec.json.encode({**part, "type": "image_url", "image_url": url}))
-
-    def _of_url(self, url: str) -> tuple[str, Raw]:
-        """The modality of an item and its JSON."""
-        name, _, content = url.removeprefix(ITEM_URL).partition(";base64,")
-        if name not in self._state.in_messages:
-            expected = f"one of {', '.join(self._state.in_messages)}"
-            raise InputError("messages", f"{expected} as the modality of a URL", repr(name[:40]))
-        try:
-            item = base64.b64decode(content, validate=True)
-        except ValueError:
-            raise InputError("messages", "base64 in the URL of an item", "another text") from None
-        return name, parsed(Raw, item, "messages", self._state.limits)
-
-    def _take(self, name: str, raw: Raw) -> None:
-        """Decode one more item."""
-        engine, modality = self._state.engine, self._state.plan.modalities[name]
-        where = f"items.{name}[{self._counts[name]}]"
-        self._counts[name] += 1
-        modality.intake.check_count(self._counts[name], engine.most_items.get(name))
-        value = self._decoder.one(raw, where, modality.item, embeds_of(modality))
-        self._sent.append((f"mmkit-item:{uuid4().hex}", name, value, where))
-
-
-def _each(raw: Raw, read: Callable[[Raw], Raw]) -> Raw:
-    """A list whose objects are read; anything else as it is, for vLLM to refuse."""
-    if not begins(raw, b"["):
-        return raw
-    parts = decoded(list[Raw], raw, "messages")
-    return Raw(msgspec.json.encode([read(one) if begins(one, b"{") else one for one in parts]))
-
-
-def _url(raw: Raw) -> str:
-    """The URL of a part; empty for what vLLM refuses."""
-    value = decoded(Any, raw, "messages")
-    url = value.get("url") if isinstance(value, dict) else value
-    return url if isinstance(url, str) else ""
+        count = 0
+        for prompt in (self.prompt, self.tokens, self.token_ids):
+            if not isinstance(prompt, list):
+                continue
+            if len(set(map(type, prompt))) > 1:
+                expected = "a list of ids, of texts or of lists of ids"
+                raise InputError("prompt", expected, "a mixed one")
+            for part in prompt:
+                count += 1 + len(part) if isinstance(part, list) else 1
+        return count

@@ -11,6 +11,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property
 from typing import Annotated, Any, Literal, TypeVar
@@ -405,6 +406,7 @@ def decoded(kind: Any, raw: Any, where: str = "", names: Iterable[str] = ()) -> 
         return decoder(kind).decode(raw)
     except msgspec.ValidationError as error:
         path, expected, got = _mistake(error)
+        path = path.removeprefix("[...]")  # some value, of which msgspec does not know the name
         root = where if path[:1] == "[" or not path else f"{where}."
         fields = f"one of {', '.join(names)}" if names and got == _UNKNOWN else expected
         raise InputError((root + path).lstrip(".") or "body", fields, got) from None
@@ -412,8 +414,61 @@ def decoded(kind: Any, raw: Any, where: str = "", names: Iterable[str] = ()) -> 
         expected = "JSON nested at most some hundred deep"
         raise InputError(where or "body", expected, "deeper") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        got = str(error).removeprefix("JSON is malformed: ")
-        raise InputError(where or "body", "JSON", got[:1].lower() + got[1:]) from None
+        raise _malformed(raw, where, str(error)) from None
+
+
+_NO_NUMBER = re.compile(rb"-?(NaN|Infinity)")
+_SIGNS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},:]')
+_SEARCHED = 2**18
+"""Bytes of malformed JSON in which a place is looked for."""
+
+
+def _malformed(raw: Any, where: str, said: str) -> InputError:
+    """Return the refusal of malformed JSON.
+
+    Args:
+        raw: bytes, a text or `Raw`.
+        where: names it in errors; empty for the body.
+        said: what msgspec says.
+    """
+    problem = said.removeprefix("JSON is malformed: ")
+    problem, _, place = problem.removesuffix(")").partition(" (byte ")
+    problem = problem[:1].lower() + problem[1:]
+    if not place:
+        return InputError(where or "body", "JSON", f"invalid JSON: {problem}")
+    byte = int(place)
+    text = raw.encode() if isinstance(raw, str) else bytes(raw)
+    start = byte - 1 if text[byte - 1 : byte] == b"-" else byte
+    number = _NO_NUMBER.match(text, start)
+    if number is None:
+        return InputError(where or "body", "JSON", f"invalid JSON at byte {byte}: {problem}")
+    path = _path_at(text, start) if start <= _SEARCHED else f"byte {start}"
+    root = where if path[:1] == "[" or not path else f"{where}."
+    remedy = "Send finite numbers; a gap in the data needs a mask, or a number that stands for it."
+    got = f"{number[0].decode()}, which JSON does not have"
+    return InputError((root + path).lstrip(".") or "body", "a number", got, remedy)
+
+
+def _path_at(text: bytes, end: int) -> str:
+    """Return the path of the value that begins at a byte of JSON, as ``items.series[0][3]``."""
+    path: list[int | str] = []
+    word = ""
+    for match in _SIGNS.finditer(text, 0, end):
+        sign = match[0]
+        if sign == b"[":
+            path.append(0)
+        elif sign == b"{":
+            path.append("")
+        elif sign in (b"]", b"}"):
+            path.pop()
+        elif sign == b":":
+            path[-1] = word
+        elif sign == b"," and path and isinstance(path[-1], int):
+            path[-1] += 1
+        elif sign[:1] == b'"':
+            word = sign[1:-1].decode(errors="replace")
+    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in path]
+    return "".join(steps).removeprefix(".")
 
 
 _INLINE = 2**16
@@ -446,7 +501,9 @@ def _mistake(error: msgspec.ValidationError) -> tuple[str, str, str]:
     return path, expected, got or "another"
 
 
-def named(raw: Any, kinds: Mapping[str, Any], where: str, *, told: bool = True) -> dict[str, Any]:
+def named(
+    raw: Any, kinds: Mapping[str, Any], where: str, *, told: bool = True, nullable: bool = True
+) -> dict[str, Any]:
     """The fields that an object has, in the order of `kinds`.
 
     Args:
@@ -454,12 +511,13 @@ def named(raw: Any, kinds: Mapping[str, Any], where: str, *, told: bool = True) 
         kinds: the types of the fields that it may have, by name.
         where: the object in errors.
         told: whether an error tells the names.
+        nullable: whether null is taken.
 
     Raises:
         InputError: no such object, or another field.
     """
     of = _struct(tuple(kinds.items()))
-    value = decoded(of | None, raw, where, kinds if told else ())
+    value = decoded(of | None if nullable else of, raw, where, kinds if told else ())
     pairs = zip(kinds, msgspec.structs.astuple(value) if value else (), strict=False)
     return {name: one for name, one in pairs if one is not UNSET}
 

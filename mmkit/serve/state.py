@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from msgspec import Raw
 from ..bound.output import BoundOutput
 from ..errors import InputError
 from ..vllm_api.chat import modalities
+from ..vllm_api.incoming import REQUEST, Incoming, Places
 from . import protocol
 from .engine import Engine
 from .errors import SESSIONS, TooBusy
@@ -99,6 +100,16 @@ class ServerState:
             raise InputError("output", expected, shown(asked.output))
         return known.get(asked.output or "")
 
+    def incoming(
+        self, field: str = "", places: Sequence[Places] = (), *, begins_twice: bool = False
+    ) -> Incoming:
+        """What vLLM's functions are to know of a new request; see `Incoming`."""
+
+        def refuse_pixels() -> InputError:
+            return self.limits.too_large(field or "body", "pixels", "pixels in one request")
+
+        return Incoming(self.limits.pixels, refuse_pixels, field, places, begins_twice)
+
     async def prompt(self, asked: protocol.Prompted, settings: Any = None) -> dict[str, Any]:
         """vLLM's prompt of a request or session message; without one, the placeholders of its
         items.
@@ -121,8 +132,13 @@ class ServerState:
             raise InputError("prompt", "token ids, since the server has no tokenizer", "a text")
         if isinstance(written, list):
             self.plan.check_ids(written)
-        for name, value in data.items():
-            data[name] = await self.engine.loaded(value, f"items.{name}")
+        # each message of a session has a budget of its own
+        token = REQUEST.set(self.incoming())
+        try:
+            for name, value in data.items():
+                data[name] = await self.engine.loaded(value, f"items.{name}")
+        finally:
+            REQUEST.reset(token)
         if written is None:
             written = await self.engine.beside(self.plan.spell, data)
         prompt = {
@@ -139,7 +155,7 @@ class ServerState:
         loaded."""
         sent = named(asked.items, dict.fromkeys(self.plan.modalities, Raw), "items")
         uuids = named(asked.uuids, dict.fromkeys(sent, list[str | None] | None), "uuids")
-        decoder, data = Decoder(self.limits, self.engine.frames), {}
+        decoder, data = Decoder(self.limits), {}
         for name, raw in sent.items():
             modality = self.plan.modalities[name]
             value = decoder.items(raw, f"items.{name}", modality.item, embeds_of(modality))

@@ -51,10 +51,8 @@ FORMS = 'nested lists of numbers, {"data", "dtype", "shape"}, or one of ' + ", "
     f'{{"{name}"}}' for name in MEDIA
 )
 DEEPEST = 32
-FRAMES = 32
-"""Frames that vLLM takes of a video, unless its ``--media-io-kwargs`` say otherwise."""
 
-_UNITS = {"elements": "numbers", "items": "items", "pixels": "pixels"}
+_UNITS = {"elements": "numbers", "items": "items"}
 """What is counted in one request, by the name of its limit."""
 _PIECE = 2**16
 _WRITTEN_OUT = 32
@@ -111,49 +109,6 @@ class Media(Struct, frozen=True):
     kind: str
     url: str
 
-    def pixels(self, frames: int = FRAMES) -> int:
-        """Pixels of an image, or of the frames of a video; 0 for what is no data URL, and for what
-        cannot be told, which vLLM's loader refuses, or bounds by limits of its own
-        (VLLM_MAX_IMAGE_PIXELS, VLLM_MAX_AUDIO_DECODE_BYTES).
-
-        Args:
-            frames: how many of a video vLLM takes; all of them if it is negative.
-        """
-        start, _, content = self.url.partition(",")
-        if start[:5].lower() != "data:" or self.kind == "audio":
-            return 0
-        if self.kind == "video" and start[5:].partition(";")[0].lower() != "video/jpeg":
-            return _of_video(content, frames)
-        pictures = content.split(",", frames)[: frames if frames > 0 else None]
-        return sum(map(_of_image, pictures if self.kind == "video" else [content]))
-
-
-def _of_image(content: str) -> int:
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(base64.b64decode(content, validate=True))) as image:
-            return image.width * image.height
-    except Image.DecompressionBombError:
-        return 2 * (Image.MAX_IMAGE_PIXELS or 0) + 1
-    except Exception:  # the kinds of plugins differ
-        return 0
-
-
-def _of_video(content: str, frames: int) -> int:
-    try:
-        import cv2
-        from cv2 import videoio_registry
-
-        (backend, *_) = videoio_registry.getStreamBufferedBackends()
-        stream: Any = io.BytesIO(base64.b64decode(content, validate=True))
-        video = cv2.VideoCapture(stream, backend, [])
-        sides = [int(video.get(of)) for of in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)]
-        count = max(1, int(video.get(cv2.CAP_PROP_FRAME_COUNT)))
-    except Exception:  # there is no cv2, or one that reads no streams, or this is no video
-        return 0
-    return math.prod(sides) * (min(count, frames) if frames > 0 else count)
-
 
 # -- the server's side -----------------------------------------------------------------------------
 
@@ -182,15 +137,14 @@ class Decoder:
 
     Args:
         limits: what they may hold together.
-        frames: how many of a video vLLM takes; negative for all.
 
     The methods take the JSON of a value, its path in errors, the item type, and the fields of
     precomputed embeddings, that of the rows first. They raise `InputError` with the path of what is
     malformed, and `TooLarge`.
     """
 
-    def __init__(self, limits: Limits, frames: int = FRAMES) -> None:
-        self._limits, self._frames = limits, frames
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._left = {name: getattr(limits, name) for name in _UNITS}
 
     def items(self, raw: Raw, where: str, kind: Any, embeds: Sequence[str]) -> Any:
@@ -215,15 +169,24 @@ class Decoder:
         return self._item(raw, where, kind)
 
     def _item(self, raw: Raw, where: str, kind: Any) -> Any:
+        if begins(raw, b"n"):  # an item that its uuid names
+            return decoded(None, raw, where)
         if isinstance(kind, Text):
-            return decoded(str | None, raw, where)
-        if kind.parts and not begins(raw, b"n"):
-            sent, parts = named(raw, dict.fromkeys(kind.parts, Raw), where), kind.parts
-            return {name: self._item(sent[name], f"{where}.{name}", parts[name]) for name in sent}
+            return decoded(str, raw, where)
+        if begins(raw, b'"') and getattr(kind, "media", None):
+            part = f"{kind.media}_url"
+            expected = f'an object {{"{part}": {{"url": "data:..."}}}}'
+            raise InputError(where, expected, "a text")
+        if kind.parts:
+            sent = named(raw, dict.fromkeys(kind.parts, Raw), where, nullable=False)
+            record = {}
+            for name, part in sent.items():
+                record[name] = self._item(part, f"{where}.{name}", kind.parts[name])
+            return record
         if begins(raw, b"{"):
             return self._object(raw, where, kind)
         self._take("elements", bytes(raw).count(b",") + 1, where)
-        return decoded(_NUMBERS | None, raw, where)
+        return decoded(_NUMBERS, raw, where)
 
     def _object(self, raw: Raw, where: str, kind: Any) -> Any:
         sent = named(raw, _FORMS, where)
@@ -233,7 +196,7 @@ class Decoder:
             case [part] | [part, "type"] if part in MEDIA:
                 if kind.media not in (None, MEDIA[part]):
                     raise InputError(where, kind.expected, f"a part of kind {MEDIA[part]}")
-                return self.weighed(Media(MEDIA[part], sent[part].url), where)
+                return Media(MEDIA[part], sent[part].url)
             case names:
                 raise InputError(where, FORMS, f"an object with {names}")
 
@@ -255,11 +218,6 @@ class Decoder:
         if kind == torch.bool and (most := int(tensor.max())) > 1:
             raise InputError(f"{where}.data", "bytes 0 and 1 for bool", str(most))
         return tensor.view(kind).reshape(shape)
-
-    def weighed(self, media: Media, where: str) -> Media:
-        """A media part, if it is not too large."""
-        self._take("pixels", media.pixels(self._frames), where)
-        return media
 
     def _take(self, name: str, count: int, where: str) -> None:
         self._left[name] -= count

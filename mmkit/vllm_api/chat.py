@@ -8,22 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from functools import cache, wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import InputError
 from ..layout import Insert
 from ..messages import gather_items
 from ..spec import Declaration
 from .compat import find
+from .incoming import REQUEST
 from .processor import CommonProcessor
 
 MODULES = ("renderers.chat_utils.chat_message", "renderers.chat_utils", "entrypoints.chat_utils")
 """Where vLLM reads messages, from the newest release to the oldest."""
 
-SENT: dict[str, tuple[str, Any]] = {}
-"""The items of the requests that a server reads, each with its modality, by the URL of the
-``image_url`` part that stands for it: in every version, vLLM's routes accept only parts of vLLM's
-own types, and some read them in other threads. No client can guess a URL."""
+
+class SentItem(NamedTuple):
+    """An item in the messages of a request that a server reads.
+
+    Attributes:
+        modality: its name.
+        item: as in `multi_modal_data`; None for an item that its uuid names.
+        uuid: its name in the caches, if it has one.
+    """
+
+    modality: str
+    item: Any
+    uuid: str | None
+
+
+SENT: dict[str, SentItem] = {}
+"""The items of the requests that a server reads, by the URL of the ``image_url`` part that stands
+for each: in every version, vLLM's routes accept only parts of vLLM's own types, and some read them
+in other threads. No client can guess a URL."""
 
 
 class _Item(tuple[Any, "str | None"]):
@@ -51,16 +67,19 @@ def reading(theirs: Any) -> Any:
         spec: Declaration | None = getattr(tracker.model_cls, "mm_spec", None)
         if spec is None or not isinstance(part, Mapping):
             return theirs(part, parser, **options)
-        part = _resolved(part)
+        sent = _sent_item(part)
+        if sent is not None:
+            part = {"type": sent.modality, sent.modality: sent.item, "uuid": sent.uuid}
         name: Any = part.get("type")
         where = f"{spec.name}.{name}"
         if name not in modalities(spec):
-            if isinstance(name, str) and name not in _of_vllm():
-                known = ", ".join(["text", *modalities(spec)])
-                raise InputError("messages", f"parts of a type among {known}", repr(name))
+            check_type(spec, name, "messages")
             return theirs(part, parser, **options)
         if name not in part:
-            raise InputError(where, f'the item of a part "{name}" as its "{name}"', "none")
+            raise InputError(where, f'a part with the item in its field "{name}"', "none")
+        if sent is None and REQUEST.get() is not None:
+            # a server decodes items itself, within its limits, on the routes that it knows
+            raise InputError(where, f'no part of type "{name}" on this route', "one")
         uuid = part.get("uuid")
         placeholder = tracker.add(name, _Item((part[name], None if uuid is None else str(uuid))))
         if options["wrap_dicts"]:
@@ -79,6 +98,22 @@ def reading(theirs: Any) -> Any:
     return read
 
 
+def check_type(spec: Declaration, name: object, where: str) -> None:
+    """Refuse the type of a part of a message that is neither vLLM's nor a modality.
+
+    Args:
+        spec: that of the model.
+        name: the type.
+        where: the path of the part in errors.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if isinstance(name, str) and name not in _of_vllm() and name not in modalities(spec):
+        known = ", ".join(["text", *modalities(spec)])
+        raise InputError(where, f"a part of a type among {known}", repr(name))
+
+
 def modalities(spec: Declaration) -> list[str]:
     """The modalities of a spec that have a content part of their own: none that is named as one of
     vLLM's parts."""
@@ -92,15 +127,12 @@ def _of_vllm() -> Mapping[str, Any]:
     return types
 
 
-def _resolved(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A part with the item that it refers to, if it does."""
+def _sent_item(part: Mapping[str, Any]) -> SentItem | None:
+    """Return the item for which a part stands; None for a part that stands for none."""
     url = part.get("image_url")
-    sent = SENT.get(str(url.get("url") if isinstance(url, Mapping) else url))
-    if sent is None:
-        return part
-    name, item = sent
-    rest = {key: value for key, value in part.items() if key not in ("type", "image_url")}
-    return {**rest, "type": name, name: item}
+    if isinstance(url, Mapping):
+        url = url.get("url")
+    return SENT.get(url) if isinstance(url, str) else None
 
 
 def gathering(theirs: Any) -> Any:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, wraps
 from hashlib import blake2b
 from importlib import import_module
@@ -27,9 +28,10 @@ from ..bound.placeholders import rows_field
 from ..bound.soundness import check_rows
 from ..errors import InputError
 from ..plan import Plan
-from . import chat
+from . import chat, media
 from .compat import PROMPTS_ARE_IDS, find
 from .exchange import adopted, with_exchange
+from .incoming import REQUEST, Incoming, TooManyPixels
 from .items import Rendered, is_rendered
 from .processor import CommonProcessor
 
@@ -253,6 +255,47 @@ def begun_once(theirs: Any) -> Any:
     return property(default_chat_tok_params)
 
 
+def of_request(theirs: Any) -> Any:
+    """Wrap vLLM's function that renders the conversations of a request, so that an error names the
+    part of the messages that it is about, and no route begins a text twice."""
+    signature = inspect.signature(theirs)
+
+    @contextmanager
+    def located(renderer: Any, request: Incoming) -> Iterator[None]:
+        number = request.next_conversation()
+        try:
+            yield
+        except TooManyPixels:
+            raise
+        except InputError as error:
+            place = request.locate(error, renderer.mm_processor.plan.spec.name, number)
+            if place is None:
+                raise
+            raise Refused(place) from error
+
+    @wraps(theirs)
+    async def render_chat_async(self: Any, *args: Any, **options: Any) -> Any:
+        request = REQUEST.get()
+        if request is None or not _is_ours(self):
+            return await theirs(self, *args, **options)
+        call = signature.bind(self, *args, **options)
+        tok_params = call.arguments.get("tok_params")
+        if request.begins_twice and tok_params is not None:
+            call.arguments["tok_params"] = tok_params.with_kwargs(add_special_tokens=False)
+        with located(self, request):
+            return await theirs(*call.args, **call.kwargs)
+
+    @wraps(theirs)
+    def render_chat(self: Any, *args: Any, **options: Any) -> Any:
+        request = REQUEST.get()
+        if request is None or not _is_ours(self):
+            return theirs(self, *args, **options)
+        with located(self, request):
+            return theirs(self, *args, **options)
+
+    return render_chat_async if inspect.iscoroutinefunction(theirs) else render_chat
+
+
 # -- the table -------------------------------------------------------------------------------------
 
 
@@ -275,6 +318,7 @@ class Patch(NamedTuple):
 _RENDERER = "renderers.base:BaseRenderer"
 _PART = "parse_chat_message_content_part"
 _PARTS = (f"{chat.MODULES[0]}:{_PART}", *(f"{module}:_{_PART}" for module in chat.MODULES))
+_CONNECTOR = "multimodal.media:MediaConnector"
 _TRACKERS = ("renderers.chat_utils.item_tracker", *chat.MODULES)
 
 _CLIENT = "v1.engine.core_client"
@@ -290,6 +334,10 @@ PATCHES = (
     Patch(chat.reading, _PARTS),
     Patch(chat.gathering, tuple(f"{module}:_resolve_items" for module in _TRACKERS)),
     Patch(begun_once, (f"{_RENDERER}.default_chat_tok_params",), until_ids=True),
+    Patch(of_request, (f"{_RENDERER}.render_chat",)),
+    Patch(of_request, (f"{_RENDERER}.render_chat_async",)),
+    Patch(media.weighing, (f"{_CONNECTOR}.load_from_url",)),
+    Patch(media.weighing, (f"{_CONNECTOR}.load_from_url_async",)),
 )
 
 

@@ -4,6 +4,7 @@ The routes, their state and the processor are the real ones; tests/engine/terra_
 """
 
 import asyncio
+import base64
 import contextlib
 import functools
 import json
@@ -29,7 +30,8 @@ from examples.terra.spec import TERRA
 from mmkit import InputError, MmkitError, SpecError, testing
 from mmkit.serve import errors, routes, wire
 from mmkit.serve.engine import Engine, Lost
-from mmkit.serve.middleware import Middleware
+from mmkit.serve.messages import ANTHROPIC, FORMS, RESPONSES, Messages
+from mmkit.serve.middleware import ITEM_FIELDS, Middleware
 from mmkit.serve.protocol import Limits
 from mmkit.serve.state import ServerState
 from mmkit.serve.wire import listed
@@ -80,7 +82,8 @@ def serving(limits=Limits(body_bytes=200, sessions=1), *, spec=True):  # noqa: B
     app = FastAPI(lifespan=lifespan)
     app.add_middleware(Middleware)
     app.include_router(routes.router)
-    app.post("/v1/other")(other)
+    for path in ("/v1/other", "/v1/audio/transcriptions", *FORMS):
+        app.post(path)(other)
     with TestClient(app) as client:
         yield client
 
@@ -168,12 +171,222 @@ def test_vllms_own_routes_are_behind_the_middleware(body, code, message):
         assert answer.status_code == code
         assert message in answer.text
         assert code == 200 or len(answer.content) < 2048
-        assert client.post("/v1/other", files={"file": b"\0,[" * 10**6}).status_code == 200
-        for part in (b'"type": 1e999', b'"type": "\xff", "image_url": ""', b'"image_url": {"url": 1e999}'):
-            odd = client.post("/v1/other", content=b'{"messages": [{"content": [{"actions": 1, %s}]}]}' % part)
-            assert (odd.status_code, odd.json()["error"]["message"][:8]) == (400, "messages")
-        wide = client.post("/v1/other", content='{"∀":[]}'.encode("utf-16"))  # U+2200 has the byte of a quote
-        assert (wide.status_code, wide.json()["error"]["message"][:31]) == (400, "body: expected JSON in UTF-8, g")
+
+
+FILE = {"file": b"\0,[" * 10**6}
+
+
+def test_files_are_read_by_the_routes_of_files_alone():
+    with serving(Limits()) as client:
+        assert client.post("/v1/audio/transcriptions", files=FILE).status_code == 200
+        assert client.post("/v1/other", files=FILE).status_code == 413
+        assert client.post("/v1/other", files={"file": b"a"}).json()["error"]["message"].startswith(NO_OBJECT)
+        named = {"content-type": "multipart/form-data; boundary=x"}
+        assert client.post("/v1/other", content=b'\xef\xbb\xbf{"a": 1}', headers=named).status_code == 400
+
+
+NO_OBJECT = 'body: expected a JSON object in UTF-8, which begins with "{", got '
+MALFORMED = [
+    (b'\xef\xbb\xbf{"a": 1}', rf"""{NO_OBJECT}'\xef\xbb\xbf{{"a":'."""),
+    ('{"∀":[]}'.encode("utf-16"), NO_OBJECT),  # U+2200 has the byte of a quote
+    ('{"a":[]}'.encode("utf-16-le"), "body: expected JSON, got invalid JSON at byte 1: object keys must be strings."),
+    (b"\xc2\xa0{}", NO_OBJECT),
+    (b"[]", f"{NO_OBJECT}'[]'."),
+    (b'"{}"', NO_OBJECT),
+    (b"{}{}", "body: expected JSON, got invalid JSON at byte 3: trailing characters."),
+    (b"{}\0", "body: expected JSON, got invalid JSON at byte 3: trailing characters."),
+    (b'{"a": "\xff"}', "body: expected JSON, got invalid JSON: 'utf-8' codec"),
+    (b'{"a": "\\ud800"}', "body: expected JSON, got invalid JSON: "),
+    (b'{"a": [1, {"b": NaN}]}', "a[1].b: expected a number, got NaN, which JSON does not have. Send finite numbers; a"),
+    (b'{"a": 1e999}', "body: expected a valid value, got number out of range."),
+    (b'{"a": %s}' % (b"1" * 5000), "body: expected a valid value, got integer value out of range."),
+    *[
+        (b'{"%s": 1}' % name.encode(), f"{name}: expected no items at /v1/other, got some. Send items to")
+        for name in ITEM_FIELDS
+    ],
+    (b'{"\\u0069tems": 1}', "items: expected no items at /v1/other"),
+    (
+        b'{"sampling_params": {"structured_outputs": {"regex": "%s"}}}' % (b"a" * 2**14),
+        f"sampling_params.structured_outputs: {LONG}",
+    ),
+    (b'{"output_config": {"format": "%s"}}' % (b"a" * 2**14), f"output_config: {LONG}"),
+    (b'{"tools": [{"function": {"strict": true, "a": "%s"}}]}' % (b"a" * 2**14), f"tools: {LONG}"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), MALFORMED)
+def test_bodies_that_no_route_of_vllm_gets(body, message):
+    with serving(Limits()) as client:
+        for path in ("/v1/other", "/v1/completions"):
+            answer = client.post(path, content=body, headers={"content-type": "application/json"})
+            assert answer.status_code == (413 if LONG in message else 400)
+            assert answer.json()["error"]["message"].startswith(message.replace("/v1/other", path))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+)
+SPACES = st.text(" \t\n\r", max_size=3)
+
+
+@pytest.fixture(scope="module")
+def echo():
+    with serving(Limits()) as client:
+        yield client
+
+
+@given(st.dictionaries(st.text(max_size=3), JSON, max_size=4), SPACES, SPACES, st.booleans(), st.booleans())
+def test_vllm_gets_what_was_read(echo, value, before, after, twice, ascii):
+    """Written again: the bytes are those of the only parser, whatever was sent."""
+    text = json.dumps(value, ensure_ascii=ascii)
+    if twice:  # equal keys: the last one holds, and is the only one that vLLM sees
+        text = text[:-1] + (", " if value else "") + '"\\u0061": [1.50, 0.1e1], "a": 2}'
+        value = {**value, "a": 2}
+    sent = before + text + after
+    answer = echo.post("/v1/other", content=sent.encode(errors="surrogatepass"))
+    if any("\ud800" <= sign <= "\udfff" for sign in json.dumps(value, ensure_ascii=False)):
+        assert answer.status_code == 400
+        return
+    assert answer.status_code == 200, answer.text
+    assert answer.content == msgspec.json.encode(value)
+    assert json.loads(answer.content) == value
+
+
+ACTION = [[0.5] * 3] * 6
+KINDS = ("text", "item", "url", "picture", "null")
+
+
+@st.composite
+def conversations(draw):
+    """A route, the kinds of the parts of a few messages, and the number of a part that is malformed, if any."""
+    path = draw(st.sampled_from(sorted(FORMS)))
+    messages = draw(st.lists(st.lists(st.sampled_from(KINDS), max_size=4), min_size=1, max_size=3))
+    items = sum(kind in ("item", "url") for message in messages for kind in message)
+    return path, messages, draw(st.none() | st.integers(0, items - 1)) if items else None
+
+
+def part_of(path, kind, action):
+    if kind == "text":
+        return {"type": "text", "text": "a"}
+    if kind == "null":
+        return {"type": "actions", "actions": None, "uuid": "u"}
+    if kind == "item":
+        return {"type": "actions", "actions": action, "uuid": 3}
+    url = "data:image/png;base64,AAAA"
+    if kind == "url":
+        url = f"{wire.ITEM_URL}actions;base64,{base64.b64encode(json.dumps(action).encode()).decode()}"
+    return FORMS[path].picture(url)
+
+
+@given(conversations(), st.booleans())
+def test_items_are_taken_out_of_messages_at_every_route(drawn, batch):
+    """And errors name the part that they are about."""
+    path, kinds, malformed = drawn
+    form, messages, places, bad, number = FORMS[path], [], [], None, 0
+    batch = batch and path == "/v1/chat/completions/batch"
+    root = f"{form.field}[0]" if batch else form.field
+    for index, of_message in enumerate(kinds):
+        parts = []
+        for at, kind in enumerate(of_message):
+            where = f"{root}[{index}].content[{at}]"
+            action = ACTION
+            if kind in ("item", "url"):
+                if number == malformed:
+                    action, bad = [["x"]], f"{where}.actions[0][0]" if kind == "item" else f"{where}[0][0]"
+                number += 1
+            if kind not in ("text", "picture"):
+                places.append(where if kind == "url" else f"{where}.actions")
+            parts.append(part_of(path, kind, action))
+        messages.append({"role": "user", "content": parts})
+    body = {form.field: [messages] if batch else messages}
+    reader = Messages(shared_state(), form)
+    if malformed is not None:
+        with pytest.raises(InputError) as caught:
+            reader.take_items(body)
+        assert caught.value.where == bad
+        return
+    reader.take_items(body)
+    assert [part.where for part in reader.parts] == places
+    assert list(reader.places[0].get("actions", ())) == places
+    references = [part for message in messages for part in message["content"]]
+    expected = iter(reader.parts)
+    for kind, reference in zip([kind for of_message in kinds for kind in of_message], references, strict=True):
+        if kind in ("text", "picture"):
+            assert reference == part_of(path, kind, None)
+        else:
+            part = next(expected)
+            assert reference == form.picture(part.url)
+            assert part.uuid == {"item": "3", "null": "u", "url": None}[kind]
+
+
+@functools.cache
+def shared_state():
+    instance = engine()
+    instance.has_tokenizer, instance.most_items = True, {}
+    return ServerState(instance, Limits(), ["terra"])
+
+
+def test_what_vllm_reads_in_another_order_has_no_place():
+    """Items in the results of tools; and those of a response that goes on where another one ended."""
+    item = {"type": "actions", "actions": ACTION}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [item]}
+    output = {"type": "function_call_output", "call_id": "1", "output": [item]}
+    for form, body in [
+        (ANTHROPIC, {"messages": [{"role": "user", "content": [result]}]}),
+        (RESPONSES, {"input": [output]}),
+        (RESPONSES, {"input": [{"role": "user", "content": [item]}], "previous_response_id": "1"}),
+    ]:
+        reader = Messages(shared_state(), form)
+        reader.take_items(body)
+        assert (len(reader.parts), reader.places) == (1, [])
+
+
+ODD = st.sampled_from([None, 3, [], {}, "text", "actions", "image_url", "image", {"url": 3}, {"url": "data:"}])
+NESTED = st.sampled_from(["content", "output"])
+ODD_PARTS = st.dictionaries(
+    st.sampled_from(["type", "role", "content", "output", "image_url", "source", "uuid", "text", "x"]),
+    st.recursive(ODD, lambda inner: st.lists(st.dictionaries(NESTED, inner), max_size=2)),
+)
+
+
+@given(st.sampled_from(sorted(FORMS)), st.lists(ODD_PARTS | ODD | st.lists(ODD_PARTS | ODD, max_size=3), max_size=3))
+def test_messages_that_are_none_are_left_to_vllm_or_refused(path, messages):
+    """In one sentence, by mmkit or by vLLM, which gets them as they came."""
+    form = FORMS[path]
+    body = {form.field: messages}
+    before = json.dumps(body)
+    reader = Messages(shared_state(), form)
+    where = form.field
+    try:
+        reader.take_items(body)
+        assert (json.dumps(body), reader.parts) == (before, [])
+    except InputError as error:
+        where = error.where
+    assert where.startswith(form.field)
+
+
+@pytest.mark.parametrize("deep", [200, 450, 900, 2000])
+def test_parts_in_parts(deep):
+    with serving(Limits()) as client:
+        client.app.state.mmkit.engine.has_tokenizer = True
+        content = b'{"type": "tool_result", "content": [' * deep + b"]}" * deep
+        body = b'{"messages": [{"role": "user", "content": [%s]}]}' % content
+        answer = client.post("/v1/messages", content=body)
+    assert answer.status_code == 200 or "nested at most some hundred deep" in answer.text
+
+
+def test_a_picture_of_anthropic_is_vllms_own_part():
+    """Also of a model that has a modality of this name."""
+    state = shared_state()
+    source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    with mock.patch.object(state, "in_messages", ["image"]):
+        body = {"messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
+        reader = Messages(state, ANTHROPIC)
+        reader.take_items(body)
+        assert reader.parts == []
+        assert body["messages"][0]["content"][0]["source"] is source
 
 
 def test_messages_of_a_session():

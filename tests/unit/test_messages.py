@@ -627,7 +627,7 @@ REQUESTS = [
      lambda: PICTURES.intake.take([torch.zeros(3, 4, 6), torch.zeros(4, 6, 3), torch.zeros(1, 4, 6)], 6)),
     ('spec.m[0]: expected a finite floating (rows, 6) tensor, got shape (4, 5) of torch.float32. Send …',
      lambda: PICTURES.intake.take(torch.zeros(3, 4, 5), 6)),
-    ('spec.m: expected one item per placeholder, got 2 placeholders [5] and no item. Send multi_modal_data={"m": …',
+    ('spec.m: expected one item per placeholder, got 2 placeholders [5] and no item. Send items of "m", …',
      lambda: SPEC.bind(CONFIG).place([1, 5, 5], {})),
     (r"spec.m: expected one item …, got 1 placeholder '\x05' and no item. …", lambda: PLAN.place([5], {})),
     (r"spec.m: expected one item per placeholder, got 2 placeholders '\x05' and no item. …",

@@ -10,13 +10,15 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
 import psutil
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from examples.llava_like import ARCHITECTURE
@@ -26,6 +28,7 @@ from examples.llava_like.reference import Reference
 from examples.llava_like.spec import LLAVA_LIKE
 from examples.server import Server
 from mmkit.serve import Client, RequestError, content_part
+from mmkit.serve.messages import ANTHROPIC, CHAT, RESPONSES, Form
 from mmkit.serve.wire import ITEM_URL, encode
 from mmkit.testing import of_spec
 from tests.profiles import scaled
@@ -223,7 +226,7 @@ def test_chats_run_the_same_spec(server: Server, tokenizer: Any, llava: Any, ref
     assert chat(server, theirs) == text(*PICTURES)
     status, refusal = chat(server, [*embeds[:2], *own(PICTURES[1])])
     assert status == 400
-    assert "image: expected image_embeds in all parts, with the same fields, got others as well." in refusal
+    assert refusal == "messages: expected image_embeds in all parts, with the same fields, got others as well."
     assert chat(server, urls(PICTURES[0])) == text(PICTURES[0])
 
 
@@ -245,13 +248,14 @@ REFUSED = [
     (generating, parts(BOMB), 413, "MMKIT_SERVE_PIXELS"),
     (generating, parts(*[HALF_A_BOMB] * 4), 413, "MMKIT_SERVE_PIXELS"),  # also without placeholders
     (generating, parts(*PICTURES[:2]), 400, "2 placeholder"),
-    (chat, urls(BOMB), 413, "messages: expected at most 33554432 pixels in one request, got more."),
-    (chat, urls(*[HALF_A_BOMB] * 2), 413, "messages: expected at most 33554432 pixels in one request, got more."),
+    (chat, urls(BOMB), 413, "messages[0].content[0]: expected at most 33554432 pixels in one request, got more."),
+    (chat, urls(*[HALF_A_BOMB] * 2), 413, "messages[0].content[1]: expected at most 33554432 pixels in one request"),
+    (chat, own(*[HALF_A_BOMB] * 2), 413, "messages[0].content[1].image: expected at most 33554432 pixels in one"),
     (ASIDE, urls(PICTURES[0]), 400, "placeholder"),
     (ASIDE, [], 400, "placeholder"),
-    (chat, [{"type": "image", "image": {"image_url": 1}}], 400, "items.image[0].image_url: expected object, got"),
-    (chat, [of_url("image;base64,*")], 400, "messages: expected base64 in the URL of an item, got another text."),
-    (chat, [of_url("video;base64,AAAA")], 400, "messages: expected one of image as the modality of a URL, got 'video'"),
+    (chat, [{"type": "image", "image": {"image_url": 1}}], 400, "content[0].image.image_url: expected object, got"),
+    (chat, [of_url("image;base64,*")], 400, "messages[0].content[0]: expected base64 in the URL of an item, got an"),
+    (chat, [of_url("video;base64,AAAA")], 400, "content[0]: expected one of image as the modality of a URL, got 'v"),
 ]
 
 
@@ -260,6 +264,150 @@ def test_what_is_no_image_or_too_much(server: Server, ask: Any, images: list[Any
     """Pictures are weighed before they are decoded."""
     status, told = ask(server, images)
     assert (status, words in told) == (code, True), told
+
+
+# -- the same conversation at every route ------------------------------------------------------------------------------
+
+FORMS_OF_PICTURES = ("url", "own", "gateway")
+MISTAKES: dict[str, Any] = {
+    "shape": {"data": b64encode(b"\0" * 6).decode(), "dtype": "uint8", "shape": [2, 3]},
+    "dtype": {"data": "", "dtype": "complex64", "shape": [0]},
+    "text": "data:image/png;base64,AAAA",
+    "null": None,
+}
+TEXTS = st.sampled_from(["what is it?", "a", "<image>", "or <image> this"])
+A_PART = (
+    st.tuples(st.just("text"), TEXTS)
+    | st.tuples(st.sampled_from(FORMS_OF_PICTURES), st.integers(0, 2))
+    | st.tuples(st.just("wrong"), st.sampled_from(sorted(MISTAKES)))
+)
+CONVERSATIONS = st.lists(st.lists(A_PART, min_size=1, max_size=3), min_size=1, max_size=3).filter(
+    lambda messages: sum(kind != "text" for parts in messages for kind, _ in parts) <= 2
+)
+"""Kinds and contents of the parts of each message."""
+
+GREEDY = {"temperature": 0.0}
+
+
+class Told(NamedTuple):
+    """What a route makes of a conversation: the number of tokens of the prompt, its ids where the route tells them, and
+    the text that follows; or the status and the sentence of a refusal without its path."""
+
+    tokens: int = 0
+    ids: list[int] | None = None
+    text: str | None = None
+    status: int = 200
+    sentence: str = ""
+
+
+def written(form: Form, conversation: Any) -> list[Any]:
+    """The messages of a body."""
+    messages = []
+    for parts in conversation:
+        content: list[Any] = []
+        for kind, what in parts:
+            if kind == "text":
+                content.append({"type": "input_text" if form is RESPONSES else "text", "text": what})
+            elif kind == "wrong":
+                content.append({"type": "image", "image": MISTAKES[what]})
+            elif kind == "own":
+                content += own(PICTURES[what])
+            elif kind == "gateway":
+                url = content_part("image", PICTURES[what], as_url=True)["image_url"]["url"]
+                content.append(form.picture(url))
+            else:
+                url = parts_url(PICTURES[what])
+                base64 = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+                picture = {"type": "image", "source": base64} if form is ANTHROPIC else form.picture(url)
+                content.append(picture)
+        messages.append({"role": "user", "content": content})
+    return messages
+
+
+def parts_url(picture: Any) -> str:
+    (part,) = encode({"image": [picture]})["image"]
+    return str(part["image_url"]["url"])
+
+
+def ask_chat(server: Server, conversation: Any) -> Told:
+    body = {"messages": written(CHAT, conversation), "max_tokens": 8, "return_token_ids": True, **GREEDY}
+    told, refusal = posted(server, "/v1/chat/completions", body)
+    if refusal:
+        return refusal
+    return Told(told["usage"]["prompt_tokens"], told["prompt_token_ids"], told["choices"][0]["message"]["content"])
+
+
+def ask_batch(server: Server, conversation: Any) -> Told:
+    body = {"messages": [written(CHAT, conversation)] * 2, "max_tokens": 8, **GREEDY}
+    told, refusal = posted(server, "/v1/chat/completions/batch", body)
+    if refusal:
+        return refusal
+    one, two = [choice["message"]["content"] for choice in told["choices"]]
+    assert one == two
+    return Told(told["usage"]["prompt_tokens"] // 2, None, one)
+
+
+def ask_tokenize(server: Server, conversation: Any) -> Told:
+    told, refusal = posted(server, "/tokenize", {"messages": written(CHAT, conversation)})
+    return refusal or Told(told["count"], told["tokens"])
+
+
+def ask_responses(server: Server, conversation: Any) -> Told:
+    body = {"input": written(RESPONSES, conversation), "max_output_tokens": 8, **GREEDY}
+    told, refusal = posted(server, "/v1/responses", body)
+    if refusal:
+        return refusal
+    texts = [part["text"] for output in told["output"] for part in output["content"]]
+    return Told(told["usage"]["input_tokens"], None, "".join(texts))
+
+
+def ask_messages(server: Server, conversation: Any) -> Told:
+    body = {"model": "llava", "messages": written(ANTHROPIC, conversation), "max_tokens": 8, **GREEDY}
+    told, refusal = posted(server, "/v1/messages", body)
+    if refusal:
+        return refusal
+    counted, _ = posted(server, "/v1/messages/count_tokens", {**body, "max_tokens": 1})
+    assert counted["input_tokens"] == told["usage"]["input_tokens"]
+    return Told(told["usage"]["input_tokens"], None, "".join(part["text"] for part in told["content"]))
+
+
+def posted(server: Server, path: str, body: Any) -> tuple[Any, Told | None]:
+    """An answer, or a refusal."""
+    response = httpx.post(f"{server.url}{path}", json={"model": "llava", **body}, timeout=240)
+    told = response.json()
+    if response.status_code == 200:
+        return told, None
+    where, _, sentence = told["error"]["message"].partition(": ")
+    assert where.split("[")[0] in ("messages", "input"), told
+    return told, Told(status=response.status_code, sentence=sentence)
+
+
+WAYS = [ask_batch, ask_tokenize, ask_responses, ask_messages]
+
+
+def test_a_conversation_is_the_same_at_every_route(server: Server, client: Client) -> None:
+    """The same ids and answer, or the same refusal; the client with these ids has the answer, too."""
+    outcomes = set()
+
+    @settings(max_examples=scaled(12))
+    @given(CONVERSATIONS)
+    def compared(conversation: Any) -> None:
+        expected = ask_chat(server, conversation)
+        outcomes.add(expected.sentence[:20])
+        for ask in WAYS:
+            told = ask(server, conversation)
+            assert (told.status, told.sentence, told.tokens) == (expected.status, expected.sentence, expected.tokens)
+            assert told.ids in (None, expected.ids), ask.__name__
+            assert told.text in (None, expected.text), ask.__name__
+        if expected.status == 200:
+            pictures = [PICTURES[what] for parts in conversation for kind, what in parts if kind != "text"]
+            items = {"image": pictures} if pictures else None
+            generation = client.generate(expected.ids, items, max_tokens=8, return_token_ids=True, **GREEDY)
+            assert generation.prompt_token_ids == expected.ids
+            assert generation.choices[0].text == expected.text
+
+    compared()
+    assert len(outcomes) >= 4, outcomes
 
 
 def test_an_item_of_the_request_before_is_none_of_this_one(server: Server) -> None:

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.timeout(600)
 
 KINDS = {400: "BadRequestError", 413: "RequestEntityTooLargeError"}
 NO_ITEM = (
-    f"terra.actions: expected one item per placeholder, got 6 placeholders [{PAD}] and no item. Send "
-    'multi_modal_data={"actions": [...]}, or leave the placeholders out.'
+    f"terra.actions: expected one item per placeholder, got 6 placeholders [{PAD}] and no item. "
+    'Send items of "actions", or leave the placeholders out.'
 )
 BIG = f"terra.prompt[1]: expected a token id from 0 to {PAD}, got 2147483648. Check the tokenizer."
 PARAMS = "sampling_params"
@@ -129,7 +129,7 @@ def zeros(count: int) -> Any:
 
 
 MALFORMED = [
-    (b"x", "body: expected JSON, got invalid character (byte 0)."),
+    (b"x", "body: expected JSON, got invalid JSON at byte 0: invalid character."),
     (
         "x" * (LIMITS["BODY_BYTES"] + 1),
         "message: expected at most 1000000 bytes, got more. Send less at once, or raise",

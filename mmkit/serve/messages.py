@@ -1,0 +1,271 @@
+"""Items in the messages of vLLM's routes: taken out of a body, with references in their place.
+
+Three kinds of bodies have messages: those of OpenAI's chat, of its responses, and of Anthropic's
+messages. Each has parts with an item, ``{"type": "cloud", "cloud": ...}``, in the forms of
+``POST /v1/mm/generate``; or the same as a data URL where the body has the URL of a picture. vLLM
+accepts only parts of its own types, so it reads the part of a picture whose URL refers to the item.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import msgspec
+from msgspec import Raw
+
+from ..errors import InputError, relocated
+from ..vllm_api.chat import check_type
+from ..vllm_api.media import pixels_of_image
+from .protocol import begins
+from .state import ServerState
+from .wire import ITEM_URL, MEDIA, Decoder, embeds_of, parsed
+
+Json = Any
+"""A value as `json.loads` gives it."""
+
+
+class Form(NamedTuple):
+    """How a body has messages.
+
+    Attributes:
+        field: the field of the body with messages.
+        picture: makes the part of a picture at a URL.
+        nested: the field of a part in which there may be further parts, if there is one. vLLM
+            reads these in another order than they stand.
+        begins_twice: whether vLLM begins a text that the chat template has begun.
+    """
+
+    field: str
+    picture: Callable[[str], dict[str, Json]]
+    nested: str = ""
+    begins_twice: bool = False
+
+
+def _chat_picture(url: str) -> dict[str, Json]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _responses_picture(url: str) -> dict[str, Json]:
+    return {"type": "input_image", "image_url": url, "detail": "auto"}
+
+
+def _anthropic_picture(url: str) -> dict[str, Json]:
+    return {"type": "image", "source": {"type": "url", "url": url}}
+
+
+CHAT = Form("messages", _chat_picture)
+RESPONSES = Form("input", _responses_picture, nested="output", begins_twice=True)
+ANTHROPIC = Form("messages", _anthropic_picture, nested="content")
+
+FORMS: Mapping[str, Form] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/chat/completions/batch": CHAT,
+    "/v1/chat/completions/render": CHAT,
+    "/tokenize": CHAT,
+    "/v1/embeddings": CHAT,
+    "/pooling": CHAT,
+    "/classify": CHAT,
+    "/invocations": CHAT,
+    "/v1/responses": RESPONSES,
+    "/v1/responses/render": RESPONSES,
+    "/v1/messages": ANTHROPIC,
+    "/v1/messages/count_tokens": ANTHROPIC,
+    "/v1/messages/render": ANTHROPIC,
+}
+"""The form of the body, by route. On other routes vLLM refuses parts with items."""
+
+_HEAD = 2**16
+"""Characters of the base64 of a picture in which its size is looked for, before vLLM's loader has
+all of it. A multiple of 4."""
+
+_OWN_TYPES = {"input_image": "image", "image": "image", "input_audio": "audio", **MEDIA}
+"""The types of parts with media, and what they are."""
+
+
+class Part(NamedTuple):
+    """An item of a message.
+
+    Attributes:
+        url: refers to it in the body that vLLM reads.
+        modality: its name.
+        value: the item, whose media are still to be loaded.
+        uuid: its name in the caches, if it has one.
+        where: its path in errors.
+    """
+
+    url: str
+    modality: str
+    value: Any
+    uuid: str | None
+    where: str
+
+
+class Messages:
+    """The messages of one body, whose items are taken out while they are read.
+
+    Args:
+        state: the server's.
+        form: that of the body.
+
+    Attributes:
+        parts: the items that were taken out.
+        places: the paths of all items, media of vLLM's own parts too, for each conversation; empty
+            where vLLM may read them in another order.
+    """
+
+    def __init__(self, state: ServerState, form: Form) -> None:
+        self._state, self._form = state, form
+        self._decoder = Decoder(state.limits)
+        self._counts = Counter[str]()
+        self._pixels = 0
+        self._is_reordered = False
+        self._places: list[dict[str, list[str]]] = []
+        self.parts: list[Part] = []
+
+    @property
+    def places(self) -> list[dict[str, list[str]]]:
+        """See above."""
+        return [] if self._is_reordered else self._places
+
+    def take_items(self, body: dict[str, Json]) -> None:
+        """Put references in place of the items of a body.
+
+        Raises:
+            InputError: an item is malformed, or there are too many.
+            TooLarge: they are beyond a limit of the server.
+        """
+        field = self._form.field
+        messages = body.get(field)
+        if body.get("previous_response_id") is not None:
+            self._is_reordered = True  # the items of earlier messages come first
+        if isinstance(messages, list) and any(isinstance(each, list) for each in messages):
+            for number, conversation in enumerate(messages):
+                self._begin_conversation()
+                messages[number] = self._read_messages(conversation, f"{field}[{number}]")
+        else:
+            self._begin_conversation()
+            body[field] = self._read_messages(messages, field)
+
+    def _begin_conversation(self) -> None:
+        self._counts.clear()
+        self._places.append(defaultdict(list))
+
+    def _read_messages(self, messages: Json, where: str) -> Json:
+        """Return a conversation with references in place of items; what is no list as it is."""
+        if not isinstance(messages, list):
+            return messages
+        for number, message in enumerate(messages):
+            if not isinstance(message, dict):
+                continue
+            place = f"{where}[{number}]"
+            if "content" in message:
+                message["content"] = self._read_parts(message["content"], f"{place}.content")
+            self._read_nested(message, place)  # a result of a tool may be no part of a message
+        return messages
+
+    def _read_parts(self, parts: Json, where: str, *, nested: bool = False) -> Json:
+        """Return the parts of a message, or those in a part, with references in place of items."""
+        if not isinstance(parts, list):
+            return parts
+        for number, part in enumerate(parts):
+            if not isinstance(part, dict):
+                continue
+            place = f"{where}[{number}]"
+            if not nested:
+                self._read_nested(part, place)
+            reference = self._read_part(part, place)
+            if reference is not None:
+                parts[number] = reference
+        return parts
+
+    def _read_nested(self, part: dict[str, Json], where: str) -> None:
+        """Put references in place of the items in the result of a tool."""
+        field = self._form.nested
+        if field not in part or "role" in part:
+            return
+        before = len(self.parts), self._count_places()
+        part[field] = self._read_parts(part[field], f"{where}.{field}", nested=True)
+        if before != (len(self.parts), self._count_places()):
+            self._is_reordered = True
+
+    def _count_places(self) -> int:
+        return sum(map(len, self._places[-1].values()))
+
+    def _read_part(self, part: dict[str, Json], where: str) -> dict[str, Json] | None:
+        """Return the reference to the item of a part; None for a part without one, which vLLM
+        reads."""
+        name, url, uuid = part.get("type"), _url_of(part), part.get("uuid")
+        if not isinstance(name, str):
+            name = ""  # vLLM refuses it, or tells the type by the fields
+        if url.startswith(ITEM_URL):
+            modality, raw = self._of_url(url, where)
+            return self._take(modality, raw, uuid, where)
+        is_picture_of_anthropic = self._form is ANTHROPIC and name == "image" and "source" in part
+        if name in self._state.in_messages and not is_picture_of_anthropic:
+            if name not in part:
+                raise InputError(where, f'a field "{name}" with the item', "none")
+            raw = Raw(msgspec.json.encode(part[name]))
+            return self._take(name, raw, uuid, f"{where}.{name}")
+        if self._form is CHAT and name:
+            check_type(self._state.plan.spec, name, where)
+        if name in _OWN_TYPES:
+            self._places[-1][_OWN_TYPES[name]].append(where)
+            if _OWN_TYPES[name] == "image":
+                self._weigh(part, url, where)
+        return None
+
+    def _weigh(self, part: dict[str, Json], url: str, where: str) -> None:
+        """Refuse pictures that vLLM's loader would refuse when it has decoded those before them.
+        The loader has the last word: here a picture whose size is not in its first bytes counts
+        nothing."""
+        source = part.get("source")
+        content = url.partition(";base64,")[2]
+        if isinstance(source, dict) and isinstance(source.get("data"), str):
+            content = source["data"]
+        head = content[:_HEAD]
+        try:
+            self._pixels += pixels_of_image(base64.b64decode(head))
+        except ValueError:
+            return  # no base64, which vLLM refuses
+        if self._pixels > self._state.limits.pixels:
+            raise self._state.limits.too_large(where, "pixels", "pixels in one request")
+
+    def _of_url(self, url: str, where: str) -> tuple[str, Raw]:
+        """Return the modality of an item in a URL, and its JSON."""
+        name, _, content = url.removeprefix(ITEM_URL).partition(";base64,")
+        if name not in self._state.in_messages:
+            expected = f"one of {', '.join(self._state.in_messages)}"
+            raise InputError(where, f"{expected} as the modality of a URL", repr(name[:40]))
+        try:
+            item = base64.b64decode(content, validate=True)
+        except ValueError:
+            raise InputError(where, "base64 in the URL of an item", "another text") from None
+        return name, parsed(Raw, item, where, self._state.limits)
+
+    def _take(self, name: str, raw: Raw, uuid: Json, where: str) -> dict[str, Json]:
+        """Decode one more item; return the part that refers to it."""
+        if begins(raw, b"n") and uuid is None:
+            raise InputError(where, "an item, or a uuid that names one", "null")
+        engine, modality = self._state.engine, self._state.plan.modalities[name]
+        self._counts[name] += 1
+        try:
+            modality.intake.check_count(self._counts[name], engine.most_items.get(name))
+        except InputError as error:
+            raise relocated(error, where) from None
+        value = self._decoder.one(raw, where, modality.item, embeds_of(modality))
+        url = f"mmkit-item:{uuid4().hex}"
+        self.parts.append(Part(url, name, value, None if uuid is None else str(uuid), where))
+        self._places[-1][name].append(where)
+        return self._form.picture(url)
+
+
+def _url_of(part: Mapping[str, Json]) -> str:
+    """Return the URL of the picture of a part; empty where it has none."""
+    value = part.get("image_url", part.get("source"))
+    if isinstance(value, dict):
+        value = value.get("url")
+    return value if isinstance(value, str) else ""

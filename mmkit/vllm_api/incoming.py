@@ -1,0 +1,130 @@
+"""The request that a server works on, for functions of vLLM that get a part of it: how many pixels
+may still be decoded, and where in its body each item stands.
+
+A server puts an `Incoming` into `REQUEST` before vLLM reads the body. Tasks that the request starts
+inherit it. Threads do not: what runs there gets what it needs before it starts, or in an executor
+that `inherit_context` has changed. Offline there is no request, and nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextvars import ContextVar, copy_context
+from functools import wraps
+from http import HTTPStatus
+from typing import Any
+
+from ..errors import InputError, relocated
+from .compat import find
+
+# 413 where vLLM lets an error choose its status; else 400
+_STATUS = find("exceptions:GracefulHTTPError", "exceptions:VLLMValidationError", default=object)
+_PIXEL_BASES: tuple[type, ...] = (InputError, _STATUS)
+
+
+class TooManyPixels(*_PIXEL_BASES):  # type: ignore[misc]
+    """A request whose media have more pixels than a server decodes for one request."""
+
+    http_status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+    def __init__(self, error: InputError) -> None:
+        Exception.__init__(self, str(error))
+        self.where, self.parameter, self.value = error.where, error.where or None, None
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+Places = Mapping[str, Sequence[str]]
+"""The paths of the items of one conversation, by modality and in order."""
+
+
+class Incoming:
+    """One request of a server.
+
+    Attributes:
+        begins_twice: whether vLLM's options of the route's tokenizer begin a text that a chat
+            template has begun already.
+
+    Args:
+        pixels: how many pixels its media may have together.
+        refusal: makes the error for a request that has more.
+        field: the field of the body that has the messages; empty where none has.
+        places: the paths of the items, for each conversation; a body may hold several.
+        begins_twice: see above.
+    """
+
+    def __init__(
+        self,
+        pixels: int,
+        refusal: Callable[[], InputError],
+        field: str = "",
+        places: Sequence[Places] = (),
+        begins_twice: bool = False,
+    ) -> None:
+        self._pixels, self._refusal = pixels, refusal
+        self._field, self._places = field, places
+        self.begins_twice = begins_twice
+        self._rendered = 0
+        self._lock = threading.Lock()
+
+    def spend_pixels(self, count: int) -> None:
+        """Count pixels that are about to be decoded. Threads may call it at the same time.
+
+        Raises:
+            TooManyPixels: the request has more than it may have.
+        """
+        with self._lock:
+            self._pixels -= count
+            exceeded = self._pixels < 0
+        if exceeded:
+            raise TooManyPixels(self._refusal())
+
+    def next_conversation(self) -> int:
+        """Return the index of the conversation that is rendered next."""
+        self._rendered += 1
+        return self._rendered - 1
+
+    def locate(self, error: InputError, spec: str, conversation: int) -> InputError | None:
+        """Return an error with the path in the body of what it is about; None for an error that is
+        about no part of messages.
+
+        Args:
+            error: may name an item by its modality and number, as ``robot.actions[3][0]``.
+            spec: the name of the spec.
+            conversation: the index of the conversation that was rendered.
+        """
+        if not self._field:
+            return None
+        if error.where == self._field:
+            return error
+        if not error.where.startswith(f"{spec}."):
+            return None
+        item = re.match(r"(\w+)\[(\d+)\]", error.where.removeprefix(f"{spec}."))
+        if item and conversation < len(self._places):
+            paths = self._places[conversation].get(item[1], ())
+            number = int(item[2])
+            if number < len(paths):
+                rest = error.where.removeprefix(f"{spec}.{item[0]}")
+                return relocated(error, paths[number] + rest)
+        return relocated(error, self._field)
+
+
+REQUEST: ContextVar[Incoming | None] = ContextVar("mmkit_request", default=None)
+"""The request that a task works on."""
+
+
+def inherit_context(executor: Executor) -> None:
+    """Let the functions that an executor runs in threads have the context of who submits them:
+    vLLM renders the messages of its pooling routes there."""
+    changed: Any = executor
+    submit = changed.submit
+
+    @wraps(submit)
+    def submit_with_context(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return submit(copy_context().run, function, *args, **options)
+
+    changed.submit = submit_with_context

@@ -1,0 +1,131 @@
+"""The pixels of a request, counted where all of its media are loaded, before they are decoded."""
+
+import asyncio
+import base64
+import io
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+from PIL import Image
+from vllm.multimodal.media import MediaConnector
+
+from mmkit import InputError
+from mmkit.vllm_api.incoming import REQUEST, Incoming, TooManyPixels, inherit_context
+from mmkit.vllm_api.media import Weighed, pixels_of_image
+from tests.path.plain import plain, processor
+
+LIMIT = 1000
+REFUSAL = InputError("messages", f"at most {LIMIT} pixels in one request", "more")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    """A processor of a spec changes vLLM's loader."""
+    processor(plain())
+
+
+def incoming() -> Incoming:
+    return Incoming(LIMIT, lambda: REFUSAL)
+
+
+def picture(width: int, height: int, form: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    Image.new("1" if form == "PNG" else "P", (width, height)).save(buffer, form)
+    return buffer.getvalue()
+
+
+def data_url(content: bytes, mime: str = "image/png") -> str:
+    return f"data:{mime};base64,{base64.b64encode(content).decode()}"
+
+
+SIZES = st.tuples(st.integers(1, 40), st.integers(1, 40))
+PLACES = ("data", "file", "data in turn", "another thread")
+
+
+@given(st.lists(st.tuples(SIZES, st.sampled_from(PLACES)), max_size=6))
+def test_the_pictures_of_a_request_have_one_limit(tmp_path_factory: Any, pictures: list[Any]) -> None:
+    """Wherever they are, and from whichever thread: loaded up to the limit, and refused beyond it."""
+    folder = tmp_path_factory.mktemp("media")
+    connector = MediaConnector(allowed_local_media_path=str(folder))
+
+    async def load_all() -> int:
+        REQUEST.set(incoming())
+        loaded = 0
+        with ThreadPoolExecutor(1) as executor:
+            inherit_context(executor)
+            for number, ((width, height), place) in enumerate(pictures):
+                content = picture(width, height)
+                url = data_url(content)
+                if place == "file":
+                    path = folder / f"{number}.png"
+                    path.write_bytes(content)
+                    url = f"file://{path}"
+                if place == "another thread":
+                    loop = asyncio.get_running_loop()
+                    media = await loop.run_in_executor(executor, connector.fetch_image, url)
+                elif place == "data in turn":
+                    media = connector.fetch_image(url)
+                else:
+                    media = await connector.fetch_image_async(url)
+                assert media.size == (width, height)
+                loaded += width * height
+        return loaded
+
+    total = sum(width * height for (width, height), _ in pictures)
+    if total <= LIMIT:
+        assert asyncio.run(load_all()) == total
+        return
+    with pytest.raises(TooManyPixels, match=r"^messages: expected at most 1000 pixels in one request, got more"):
+        asyncio.run(load_all())
+
+
+def test_without_a_request_nothing_is_counted() -> None:
+    url = data_url(picture(40, 40))
+    assert MediaConnector().fetch_image(url).size == (40, 40)
+
+
+JPEGS = ",".join(base64.b64encode(picture(*size)).decode() for size in [(30, 20), (10, 10), (9, 9)])
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "media_type", "data", "expected"),
+    [
+        (2, "Video/JPEG", JPEGS, 700),
+        (-1, "video/jpeg", JPEGS, 781),
+        (32, "image/gif", base64.b64encode(picture(30, 20, "GIF")).decode(), 600),
+        (32, "video/mp4", "AAAA", 0),
+    ],
+)
+def test_the_pixels_of_a_video_are_those_of_the_frames_that_are_taken(
+    num_frames: int, media_type: str, data: str, expected: int
+) -> None:
+    """Counted before the loader is asked, which here has none."""
+    counts: list[int] = []
+
+    def fail(*_: Any) -> Any:
+        raise ValueError("not decoded")
+
+    loader = SimpleNamespace(num_frames=num_frames, video_loader=None, kwargs={}, load_base64=fail)
+    with pytest.raises(ValueError, match="not decoded"):
+        Weighed(loader, counts.append).load_base64(media_type, data)
+    assert counts == [expected]
+
+
+def test_a_video_that_has_more_frames_than_it_says_is_counted_again() -> None:
+    counts: list[int] = []
+    frames = SimpleNamespace(shape=(7, 20, 10, 3))
+    loader = SimpleNamespace(num_frames=32, video_loader=None, kwargs={}, load_bytes=lambda data: (frames, {}))
+    Weighed(loader, counts.append).load_bytes(picture(10, 20, "GIF"))
+    assert counts == [200, 1200]
+
+
+def test_the_size_of_a_picture_is_in_its_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pixels_of_image(picture(30, 20)) == 600
+    assert pixels_of_image(picture(30, 20)[:60]) == 600
+    assert pixels_of_image(b"none") == 0
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # PIL opens none with more than twice as many
+    assert pixels_of_image(picture(30, 20)) == 201
