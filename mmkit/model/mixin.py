@@ -78,9 +78,12 @@ class MultiModalModel(models.ModelInterface):
                 initialise(vllm_config=vllm_config, prefix=prefix, **options)
         self.mm_engine, self.mm_plan, dtype, self._width, counts = models.current_model()
         self._bound = largest_magnitude(dtype)
-        self._unsound = Reporter(self.mm_plan.spec.name, self._bound) if counts else None
+        self._unsound = self._reporter() if counts else None
         sampling.MODELS.add(self)
         self.compute_logits = partial(self._masked, self.compute_logits)  # type: ignore[method-assign]
+
+    def _reporter(self) -> Reporter:
+        return Reporter(self.mm_plan.spec.name, self._bound, self.mm_plan.modalities)
 
     @cached_property
     def allowed_ids(self) -> sampling.AllowedIds:
