@@ -80,7 +80,7 @@ class MultiModalModel(models.ModelInterface):
                 initialise(vllm_config=vllm_config, prefix=prefix, **options)
         self.mm_engine, self.mm_plan, self._dtype, self._width, counts = models.current_model()
         self._bound = largest_magnitude(self._dtype)
-        self._unsound = Reporter(self.mm_plan.spec.name, self._bound) if counts else None
+        self._unsound = self._reporter() if counts else None
         if sampling.samples_drafts_wrongly(self.mm_engine):
             text = (
                 "mmkit: %s: on a CPU this vLLM samples drafts at arbitrary temperatures, and "
@@ -90,6 +90,9 @@ class MultiModalModel(models.ModelInterface):
             logger.warning(text, self.mm_plan.spec.name)
         sampling.MODELS.add(self)
         self.compute_logits = partial(self._masked, self.compute_logits)  # type: ignore[method-assign]
+
+    def _reporter(self) -> Reporter:
+        return Reporter(self.mm_plan.spec.name, self._bound, self.mm_plan.modalities)
 
     @cached_property
     def allowed_ids(self) -> sampling.AllowedIds:

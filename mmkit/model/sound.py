@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -64,10 +64,13 @@ class Reporter:
     Args:
         spec: the name of the spec.
         bound: the largest magnitude.
+        modalities: their names. The metric has a value for each from the start.
     """
 
-    def __init__(self, spec: str, bound: float) -> None:
+    def __init__(self, spec: str, bound: float, modalities: Iterable[str]) -> None:
         self._spec, self._bound, self._metric = spec, bound, unsound_items()
+        for name in modalities:
+            self._metric.labels(name)
         self._sent: deque[tuple[str, torch.Tensor, torch.Event | None]] = deque()
         self._unsaid: Counter[str] = Counter()
         self._unsaid_errors: dict[str, list[Exception]] = {}

@@ -44,6 +44,8 @@ _OURS = (
     *("prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start", "skip_clone"),
 )
 """Fields of `SamplingParams` that the routes set, or whose answer they do not give."""
+SAMPLING_NAMES = tuple(of.name for of in structs.fields(SamplingParams))
+"""What vLLM's own routes take beside a prompt, among other fields."""
 _ID_LISTS = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
 
 _INT32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
@@ -58,6 +60,14 @@ def _kinds(known: Mapping[str, Any], **narrower: Any) -> dict[str, Any]:
 
 
 _KINDS = _kinds(get_type_hints(StructuredOutputsParams))
+
+
+class Stopped(EngineDeadError):
+    """The server has the order to stop: it answers what is under way, if it has the time for it,
+    and nothing else."""
+
+    def __str__(self) -> str:
+        return "The server stops. Send the request to another one."
 
 
 class Lost(Exception):
@@ -113,6 +123,30 @@ class Engine:
 
     # -- the server --------------------------------------------------------------------------------
 
+    def when_it_stops(self, begins: Callable[[], None]) -> None:
+        """Call a function before vLLM lets go of what serves new requests, its first step after
+        SIGTERM. What is still under way after its last step ends with an error, rather than
+        unanswered when the connections are cut.
+
+        Args:
+            begins: may be called in any thread, and more than once.
+        """
+        shut_down, loop = self._client.shutdown, asyncio.get_running_loop()
+
+        def stop(*args: Any, **kwargs: Any) -> None:
+            begins()
+            shut_down(*args, **kwargs)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._end)
+
+        self._client.shutdown = stop
+
+    def _end(self) -> None:
+        """End every request with an error, as vLLM does when its engine dies."""
+        outputs = getattr(self._client, "output_processor", None)
+        if outputs is not None:
+            outputs.propagate_error(Stopped())
+
     def next_copy(self) -> int | None:
         """The copy of the model that computes the next session, whose prefix cache has it; None if
         there is but one at this address."""
@@ -141,13 +175,13 @@ class Engine:
             TooLarge: a constraint that is beyond the limit.
         """
         where = f"{_PARAMS}.{_CONSTRAINT}"
-        options = named(sent, self._sampling, _PARAMS, told=False)
+        options = named(sent, self._sampling, _PARAMS)
         raw = options.pop(_CONSTRAINT, NULL)
         if len(memoryview(raw)) > limits.constraint:
             raise limits.too_large(where, "constraint", "bytes")
         if begins(raw, b"n"):
             return options
-        asked = named(raw, _KINDS, where, told=False)
+        asked = named(raw, _KINDS, where)
         return {**options, _CONSTRAINT: _made(where, StructuredOutputsParams, **asked)}
 
     def sampling(

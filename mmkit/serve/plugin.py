@@ -11,9 +11,12 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from ..errors import InputError
 from ..vllm_api import offload
 from ..vllm_api.processor import CommonProcessor
+from .answers import Answers
 from .engine import Engine
+from .errors import handle
 from .middleware import Middleware
 from .protocol import Limits
 from .routes import router
@@ -37,6 +40,8 @@ class MmkitEndpoints:
     def attach_router(self, app: Any) -> None:
         """Register the routes, and the bounds of what bodies cost."""
         app.add_middleware(Middleware)
+        app.add_middleware(Answers)  # comes before the other one
+        app.add_exception_handler(InputError, handle)
         app.include_router(router)
         app.include_router(APIRouter(lifespan=configured))
         # what vLLM's own routes load has no other limit of ours
@@ -57,6 +62,7 @@ class MmkitEndpoints:
         models = list(args.served_model_name or [args.model])
         origins = getattr(args, "allowed_origins", "*")
         state.mmkit = ServerState(engine, Limits.of(), models, origins)
+        engine.when_it_stops(state.mmkit.stop)
 
 
 # -- uvicorn ---------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ import base64
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -96,6 +96,7 @@ def _object(description: str) -> Meta:
 Items = Annotated[Raw, _object("Per modality one item or a list of items; or one encoded batch.")]
 Uuids = Annotated[Raw, _object("Per modality and item a name for the cache, or null.")]
 Sampling = Annotated[Raw, _object("Fields of vLLM's SamplingParams.")]
+_SAMPLING = "sampling_params"
 NULL = Raw(b"null")
 """The value of a field of bytes that a request leaves out."""
 
@@ -390,14 +391,15 @@ decoder = cache(msgspec.json.Decoder)
 """The decoder of JSON of one type."""
 
 
-def decoded(kind: Any, raw: Any, where: str = "", names: Iterable[str] = ()) -> Any:
+def decoded(kind: Any, raw: Any, where: str = "", names: Sequence[str] = ()) -> Any:
     """The value of a type that JSON holds.
 
     Args:
         kind: the type.
         raw: bytes, a text or `Raw`.
         where: names the value in errors; empty for the body.
-        names: what an error tells of the fields that there are.
+        names: of the fields that there are, for the error about another one; by default those of
+            the type, or of a message's kind.
 
     Raises:
         InputError: names the path of the first thing that is wrong.
@@ -408,8 +410,12 @@ def decoded(kind: Any, raw: Any, where: str = "", names: Iterable[str] = ()) -> 
         path, expected, got = _mistake(error)
         path = path.removeprefix("[...]")  # some value, of which msgspec does not know the name
         root = where if path[:1] == "[" or not path else f"{where}."
-        fields = f"one of {', '.join(names)}" if names and got == _UNKNOWN else expected
-        raise InputError((root + path).lstrip(".") or "body", fields, got) from None
+        place = (root + path).lstrip(".") or "body"
+        if got == _UNKNOWN:
+            names = names or _fields(kind, path, raw)
+            expected = f"one of {', '.join(names)}" if names else expected
+            raise InputError(place, expected, got, _place_of(path, names)) from None
+        raise InputError(place, expected, got) from None
     except RecursionError:
         expected = "JSON nested at most some hundred deep"
         raise InputError(where or "body", expected, "deeper") from None
@@ -484,6 +490,43 @@ async def aside(size: int, function: Callable[..., T], *args: Any) -> T:
 _UNKNOWN = "another one"
 
 
+def _fields(kind: Any, path: str, raw: Any) -> Sequence[str]:
+    """The fields of the object in which an error has found an unknown one, if that is a struct.
+
+    Args:
+        kind: the type of the JSON.
+        path: of the unknown field.
+        raw: the JSON, whose end may be malformed.
+    """
+    if kind == ClientMessage:
+        kind = _message_kind(raw)
+    *objects, _ = path.removesuffix("...").split(".")  # of a name that is cut
+    for name in objects:
+        kind = get_type_hints(kind).get(name) if _is_struct(kind) else None
+        kind = next(filter(_is_struct, get_args(kind)), kind)
+    return kind.__struct_encode_fields__ if _is_struct(kind) else ()
+
+
+def _message_kind(raw: Any) -> Any:
+    """The kind of a client's message; None where it is unknown."""
+    try:
+        tag = msgspec.json.decode(raw)["type"]
+    except msgspec.MsgspecError:
+        return None
+    return next(kind for kind in get_args(ClientMessage) if kind.__struct_config__.tag == tag)
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Struct)
+
+
+def _place_of(name: str, fields: Sequence[str]) -> str:
+    """What to do with a field that an object of these fields lacks."""
+    if _SAMPLING not in fields:
+        return ""
+    return f"If {name} is a parameter of sampling, put it into {_SAMPLING}."
+
+
 def _mistake(error: msgspec.ValidationError) -> tuple[str, str, str]:
     """Where a mistake is that msgspec has found, what it expected, and what it got."""
     told = str(error)
@@ -494,7 +537,7 @@ def _mistake(error: msgspec.ValidationError) -> tuple[str, str, str]:
     if name:
         path = f"{path}.{shown(name)[1:-1]}".lstrip(".")
         unknown = problem.endswith("unknown")
-        return path, *(("a field that /docs lists", _UNKNOWN) if unknown else ("a value", "none"))
+        return path, *(("a field that there is", _UNKNOWN) if unknown else ("a value", "none"))
     if not text.startswith("Expected "):
         return path, "a valid value", text[:1].lower() + text[1:]
     expected, _, got = text.removeprefix("Expected ").replace("`", "").partition(", got ")
@@ -502,7 +545,7 @@ def _mistake(error: msgspec.ValidationError) -> tuple[str, str, str]:
 
 
 def named(
-    raw: Any, kinds: Mapping[str, Any], where: str, *, told: bool = True, nullable: bool = True
+    raw: Any, kinds: Mapping[str, Any], where: str, *, nullable: bool = True
 ) -> dict[str, Any]:
     """The fields that an object has, in the order of `kinds`.
 
@@ -510,14 +553,13 @@ def named(
         raw: its JSON; null is an object without fields.
         kinds: the types of the fields that it may have, by name.
         where: the object in errors.
-        told: whether an error tells the names.
         nullable: whether null is taken.
 
     Raises:
         InputError: no such object, or another field.
     """
     of = _struct(tuple(kinds.items()))
-    value = decoded(of | None if nullable else of, raw, where, kinds if told else ())
+    value = decoded(of | None if nullable else of, raw, where, tuple(kinds))
     pairs = zip(kinds, msgspec.structs.astuple(value) if value else (), strict=False)
     return {name: one for name, one in pairs if one is not UNSET}
 

@@ -17,9 +17,10 @@ from starlette.requests import ClientDisconnect
 from ..errors import InputError
 from ..vllm_api.compat import find
 from . import errors, protocol
-from .errors import NoSpec
+from .engine import Stopped
+from .errors import NoSpec, OtherOrigin
 from .protocol import Limits, aside, decoded, schema
-from .session import POLICY, Session
+from .session import Session
 from .state import Answer, ServerState
 from .wire import parsed
 
@@ -168,13 +169,29 @@ def _event(value: Any) -> bytes:
 @router.websocket("/v1/mm/session")
 async def session(socket: WebSocket) -> None:
     """A closed loop; see `mmkit.serve.session`."""
-    if (state := getattr(socket.app.state, "mmkit", None)) is None:
-        await socket.close(POLICY, errors.info(NoSpec(), None, "session").message[:120])
+    state = getattr(socket.app.state, "mmkit", None)
+    try:
+        opened = _opened(socket, state)
+    except Exception as error:
+        refusal = errors.response(error, state and state.plan, "session")
+        await socket.send_denial_response(refusal)
         return
+    await opened.run()
+
+
+def _opened(socket: WebSocket, state: ServerState | None) -> Session:
+    """The session of a socket, before its handshake.
+
+    Raises:
+        NoSpec, OtherOrigin, Stopped: it is refused.
+    """
+    if state is None:
+        raise NoSpec
+    if state.is_stopping:
+        raise Stopped
     # browsers let pages of any site open websockets, and ask nobody: it is for the server to look
     origin = socket.headers.get("origin")
-    own = origin is None or urlsplit(origin).netloc == socket.headers.get("host")
-    if not own and state.origins.isdisjoint(("*", origin)):
-        await socket.close(POLICY, "another origin")
-        return
-    await Session(state, socket).run()
+    is_of_server = origin is None or urlsplit(origin).netloc == socket.headers.get("host")
+    if not is_of_server and state.origins.isdisjoint(("*", origin)):
+        raise OtherOrigin
+    return Session(state, socket)

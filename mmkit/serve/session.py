@@ -29,8 +29,10 @@ from .protocol import NULL, ClientMessage, aside, named
 from .state import Answer, ServerState
 from .wire import parsed
 
-NORMAL, GOING_AWAY, POLICY, ERROR, BUSY = 1000, 1001, 1008, 1011, 1013
+NORMAL, GOING_AWAY, ERROR, RESTART, BUSY = 1000, 1001, 1011, 1012, 1013
 """Close codes of websockets."""
+
+_STOPS = "the server stops: open a new session elsewhere"
 
 
 class _End(Exception):
@@ -63,7 +65,7 @@ class Session:
             except _End as end:
                 reason, code = end.args
             except Exception as error:
-                code = BUSY if isinstance(error, TooBusy) else ERROR
+                code = _code(error)
                 reason = await self._refuse(error, fatal=True)
             await self._send(protocol.ClosedMessage(reason=reason, remaining=self._remaining))
             async with asyncio.timeout(self._state.limits.idle_seconds):
@@ -71,16 +73,19 @@ class Session:
 
     async def _served(self) -> None:
         """Read messages and answer them by chunks, or by refusals after which the session is as it
-        was. Ends by an exception."""
+        was. Ends by an exception; when the server stops, after the chunk that is under way."""
         model, seconds = self._state.models[0], self._state.limits.idle_seconds
         ready = protocol.ReadyMessage(session=self._id, model=model, remaining=self._remaining)
         await self._send(ready)
         reading: asyncio.Future[Any] = ensure_future(self._message())
+        stopping: asyncio.Future[Any] = ensure_future(self._state.stopping.wait())
         turn: asyncio.Future[Any] | None = None
         try:
             while True:
-                waiting, patience = ([reading, turn], None) if turn else ([reading], seconds)
+                waiting, patience = [reading, turn or stopping], None if turn else seconds
                 done, _ = await asyncio.wait(waiting, timeout=patience, return_when=FIRST_COMPLETED)
+                if stopping in done:
+                    raise _End(_STOPS, RESTART)
                 if not done:
                     raise _End(f"no message for {seconds:g} s", GOING_AWAY)
                 try:
@@ -102,6 +107,7 @@ class Session:
                         raise
                     await self._refuse(error, fatal=False)
         finally:
+            stopping.cancel()
             tasks = [task for task in (reading, turn) if task]
             for task in tasks:
                 task.cancel()
@@ -146,6 +152,13 @@ class Session:
             raise InputError("type", expected, _tag(message))
         talk = talk or _Talk(self._state, message, self._id)
         return talk, await talk.chunk(message, self._send)
+
+
+def _code(error: Exception) -> int:
+    """The close code of a session that an error ends."""
+    if isinstance(error, TooBusy):
+        return BUSY
+    return RESTART if errors.ends_server(error) else ERROR
 
 
 def _tag(message: Any) -> str:

@@ -31,6 +31,8 @@ class ServerState:
         models: the names under which the model is served.
         origins: of the pages that may open websockets; ``*`` for any.
         in_messages: the modalities that have a content part of their own in messages.
+        is_stopping: whether the server has the order to stop, and takes no more requests.
+        stopping: is set soon afterwards, for those who wait for it.
     """
 
     def __init__(
@@ -40,8 +42,16 @@ class ServerState:
         self.plan, self.origins = engine.plan, frozenset(origins)
         self.in_messages = modalities(engine.plan.spec)
         self._places = asyncio.Semaphore(limits.sessions)
+        self.is_stopping, self.stopping = False, asyncio.Event()
+        self._loop = asyncio.get_running_loop()
 
     # -- the server --------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Take no more requests. Can be called again, and from any thread."""
+        self.is_stopping = True  # at once: the next step of vLLM's may break a request
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.stopping.set)
 
     @cached_property
     def described(self) -> protocol.Modalities:

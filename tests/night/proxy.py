@@ -60,7 +60,7 @@ class Proxy:
 
 def deployed(server: Server, folder: Path) -> Proxy:
     """With the configuration of deploy/ before a server, whose ports and keys are those of a test."""
-    (folder / "keys").write_text(f'"Bearer {KEY}" 1;\n')
+    (folder / "keys").write_text(f'"~^Bearer \\Q{KEY}\\E$" 1;\n')
 
     def servers(port: int) -> str:
         given = (ROOT / "deploy" / "nginx.conf").read_text()

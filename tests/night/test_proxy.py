@@ -228,6 +228,41 @@ ATTACKS: dict[str, Callable[[Proxy], Any]] = {
 }
 
 
+ELSEWHERE = (
+    "/metrics/../v1/models", "/metrics/%2e%2e/v1/models", "/metrics//../v1/models", "/metrics/x/../../v1/models",
+    "/metrics/..;/v1/models", "/metrics", "/v1/models/../../metrics", "/v1/models%2f..%2f..%2fmetrics", "/v1/models%0a",
+    "/v1/models%00/metrics", "/v1/models#/metrics", "//metrics", "/health/../metrics",
+)  # fmt: skip
+"""Paths with which something else than a route of deploy/nginx.conf might be meant."""
+
+
+def answered(proxy: Proxy, path: str, authorization: str) -> tuple[int, bytes]:
+    """Status and body of an answer."""
+    request = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: {authorization}\r\n\r\n"
+    with raw(proxy) as connection:
+        connection.sendall(request.encode())
+        told = b"".join(iter(lambda: connection.recv(2**16), b""))
+    head, _, body = told.partition(b"\r\n\r\n")
+    return int(head.split(b" ")[1]), body
+
+
+def test_a_path_is_that_of_its_route(proxy: Proxy) -> None:
+    """The server reads the path that the proxy has compared."""
+    models = answered(proxy, "/v1/models", HEADERS["authorization"])
+    assert models[0] == 200
+    for path in ELSEWHERE:
+        status, body = answered(proxy, path, HEADERS["authorization"])
+        assert status >= 400 or body.startswith(b'{"object":"list"'), path
+        assert b"# HELP" not in body, path
+
+
+def test_keys_keep_their_case(proxy: Proxy) -> None:
+    right = f"Bearer {KEY}"
+    assert answered(proxy, "/v1/models", right)[0] == 200
+    others = (right.upper(), right.title(), f"{right}x", f"x{right}", f"Bearer  {KEY}", "", "Bearer ")
+    assert {answered(proxy, "/v1/models", other)[0] for other in others} == {401}
+
+
 @pytest.mark.parametrize("name", ATTACKS)
 def test_good_clients_do_not_notice(server: Server, proxy: Proxy, name: str) -> None:
     with peak(server) as grown, Beside(server, proxy.url) as good:

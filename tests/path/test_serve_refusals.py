@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from hypothesis import given
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.testclient import TestClient
+from starlette.testclient import TestClient, WebSocketDenialResponse
 from starlette.websockets import WebSocketDisconnect
 from vllm import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -29,6 +29,7 @@ from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
 from mmkit import InputError, MmkitError, SpecError, testing
 from mmkit.serve import errors, routes, wire
+from mmkit.serve.answers import Answers
 from mmkit.serve.engine import Engine, Lost
 from mmkit.serve.messages import ANTHROPIC, FORMS, RESPONSES, Messages
 from mmkit.serve.middleware import ITEM_FIELDS, Middleware
@@ -68,6 +69,15 @@ async def other(request: Request):
     return Response(await request.body(), int(request.headers.get("wanted", 200)))
 
 
+async def failing(request: Request):
+    """A route of vLLM that mmkit refuses, or that fails while the server begins to stop."""
+    told = (await request.body()).decode()
+    if told == "stop":
+        request.app.state.mmkit.stop()
+        raise STOPPING
+    raise InputError(told, "another value", "this one")
+
+
 @contextlib.contextmanager
 def serving(limits=Limits(body_bytes=200, sessions=1), *, spec=True):  # noqa: B008
     """A client of the routes."""
@@ -81,9 +91,12 @@ def serving(limits=Limits(body_bytes=200, sessions=1), *, spec=True):  # noqa: B
 
     app = FastAPI(lifespan=lifespan)
     app.add_middleware(Middleware)
+    app.add_middleware(Answers)
+    app.add_exception_handler(InputError, errors.handle)
     app.include_router(routes.router)
-    for path in ("/v1/other", "/v1/audio/transcriptions", *FORMS):
-        app.post(path)(other)
+    for path in ("/v1/other", "/v1/audio/transcriptions", "/health", "/metrics", *FORMS):
+        app.api_route(path, methods=["GET", "POST"])(other)
+    app.post("/v1/failing")(failing)
     with TestClient(app) as client:
         yield client
 
@@ -401,15 +414,121 @@ def test_messages_of_a_session():
         assert socket.receive_json()["reason"] == "the client closed it"
 
 
+def denied(client, headers):
+    """What the handshake of a session answers that is not let in."""
+    with pytest.raises(WebSocketDenialResponse) as refusal, client.websocket_connect("/v1/mm/session", headers=headers):
+        pass
+    return refusal.value.status_code, refusal.value.json()["error"]["message"]
+
+
 def test_a_page_of_another_origin_opens_no_session():
     own = {"host": "testserver:80", "origin": "http://testserver:80"}
-    others = [({"origin": "http://good"}, True), ({"origin": "http://evil"}, False)]
-    for headers, opens in [({}, True), (own, True), *others]:
+    for headers in ({}, own, {"origin": "http://good"}):
         with serving() as client:
             client.app.state.mmkit.origins = frozenset({"http://good"})
-            context = contextlib.nullcontext() if opens else pytest.raises(WebSocketDisconnect)
-            with context, client.websocket_connect("/v1/mm/session", headers=headers):
+            with client.websocket_connect("/v1/mm/session", headers=headers):
                 pass
+    with serving() as client:
+        client.app.state.mmkit.origins = frozenset({"http://good"})
+        sentence = "server: expected a page of its own address or of --allowed-origins, got another origin."
+        assert denied(client, {"origin": "http://evil"}) == (403, sentence)
+    with serving(spec=False) as client:
+        assert denied(client, {})[0] == 404
+
+
+def count(route, reason, modality=""):
+    return errors.REFUSED.labels(route, modality, reason)._value.get()
+
+
+THEIRS = [
+    ({"error": {"message": "no", "param": "temperature"}}, 400, "sampling", ""),
+    ({"error": {"message": "no", "param": "body.messages.0.content"}}, 400, "schema", ""),
+    (
+        {"type": "error", "error": {"message": "terra.actions[0]: expected a tensor, got another."}},
+        400,
+        "item",
+        "actions",
+    ),
+    ({"error": {"message": "no"}}, 400, "schema", ""),
+    ({"error": {"message": "no", "param": "model"}}, 404, "schema", ""),
+    ({"error": {"message": "no", "param": 3}}, 413, "limit", ""),
+    ([], 429, "capacity", ""),
+    ({"error": "the queue is full"}, 503, "capacity", ""),
+    ({"error": {"message": "no", "param": None}}, 500, "engine", ""),
+]
+OURS = [
+    ("terra.actions[0]", "item", "actions"),
+    ("items.actions[0].data", "item", "actions"),
+    ("messages[0].content[1]", "item", ""),
+    ("terra.multi_modal_data", "item", ""),
+    ("terra.prompt[3]", "prompt", ""),
+    ("sampling_params.top_k", "sampling", ""),
+    ("body", "schema", ""),
+]
+
+
+def test_refusals_by_vllm_are_counted_once():
+    """Whether it answers an error of mmkit or one of its own."""
+    with serving(Limits()) as client:
+        for body, status, reason, modality in THEIRS:
+            before = count("vllm", reason, modality)
+            answer = client.post("/v1/other", content=json.dumps(body), headers={"wanted": str(status)})
+            assert (answer.status_code, count("vllm", reason, modality)) == (status, before + 1)
+            assert answer.headers.get("retry-after") == ("1" if status in (429, 503) else None)
+            client.get("/v1/other", headers={"wanted": str(status)})  # a probe
+            assert count("vllm", reason, modality) == before + 1
+        for where, reason, modality in OURS:
+            before = count("vllm", reason, modality)
+            answer = client.post("/v1/failing", content=where)
+            assert (answer.status_code, count("vllm", reason, modality)) == (400, before + 1)
+        before = count("vllm", "sampling")
+        event = b'data: {"error": {"message": "no", "param": "temperature"}}\n\n'
+        assert client.post("/v1/other", content=event).status_code == 200
+        assert count("vllm", "sampling") == before + 1
+
+
+STOPS = "server: expected to serve the request, got the order to stop. Send it to another one."
+
+
+def test_a_server_that_stops_takes_no_more_requests():
+    """Also one that broke because of it."""
+    with serving(Limits()) as client:
+        before = count("vllm", "stop"), count("generate", "stop")
+        asked = [("POST", "/v1/failing"), ("GET", "/health"), ("GET", "/v1/none"), ("POST", "/v1/mm/generate")]
+        for method, path in asked:
+            answer = client.request(method, path, content="stop")
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json()["error"]["message"] == STOPS
+        assert (count("vllm", "stop"), count("generate", "stop")) == (before[0] + 3, before[1] + 1)
+        assert client.get("/metrics").status_code == 200
+        assert client.post("/metrics", headers={"wanted": "500"}).status_code == 503
+        assert denied(client, {}) == (503, STOPS)
+
+
+def rest(socket):
+    """The types of the messages of a session until it ends, and its close code."""
+    types = []
+    try:
+        while True:
+            types.append(socket.receive_json()["type"])
+    except WebSocketDisconnect as end:
+        return types, end.code
+
+
+def test_a_session_ends_when_the_server_stops():
+    """A chunk that is under way comes first, or the error that it ends in."""
+    with serving(Limits()) as client:
+        state = client.app.state.mmkit
+        with client.websocket_connect("/v1/mm/session") as waiting:
+            assert waiting.receive_json()["type"] == "ready"
+            state.stop()
+            assert rest(waiting) == (["closed"], 1012)
+    for error in (STOPPING, EngineDeadError()):
+        with serving(Limits()) as client, client.websocket_connect("/v1/mm/session") as busy:
+            client.app.state.mmkit.engine.render = mock.AsyncMock(side_effect=error)
+            assert busy.receive_json()["type"] == "ready"
+            busy.send_json(START)
+            assert rest(busy) == (["error", "closed"], 1012)
 
 
 @pytest.mark.parametrize(

@@ -148,13 +148,18 @@ TOO_LARGE: list[tuple[Any, str]] = [
     ([1, 1, 1, 1], "items.m: expected at most 3 items in one request, got more."),
 ]
 NOT_IN_JSON = "expected a number, got {}, which JSON does not have. Send finite numbers; a gap in the data needs a mask"
-UNKNOWN = "expected a field that /docs lists, got another one."
+UNKNOWN = (
+    "expected one of prompt, items, uuids, sampling_params, model, mm_processor_kwargs, cache_salt, output, stream, "
+    "return_token_ids, got another one. If "
+)
+PUT_IT = "is a parameter of sampling, put it into sampling_params."
 BODIES = [
     (b'{"prompt": [1', "body: expected JSON, got invalid JSON: input data was truncated."),
     (b"{not json", "body: expected JSON, got invalid JSON at byte 1: object keys must be strings."),
     (b"[]", "body: expected object, got array."),
-    (b'{"prompt": [1], "promt": 1}', f"promt: {UNKNOWN}"),
-    (b'{"prompt": [1], "a\\nb": 1}', rf"a\nb: {UNKNOWN}"),
+    (b'{"prompt": [1], "max_tokens": 1}', f"max_tokens: {UNKNOWN}max_tokens {PUT_IT}"),
+    (b'{"prompt": [1], "a\\nb": 1}', rf"a\nb: {UNKNOWN}a\nb {PUT_IT}"),
+    (b'{"prompt": [1], "a.b": 1}', "a.b: expected a field that there is, got another one."),
     (b'{"%s": 1}' % (b"x" * 99), f"{'x' * 40}...: {UNKNOWN}"),
     (b'{"prompt": [1.5]}', "prompt[0]: expected int, got float."),
     (b'{"prompt": 3}', "prompt: expected str | array | null, got int."),
@@ -168,12 +173,19 @@ BODIES = [
     (b'{"mm_processor_kwargs": {"a": ' + b"[" * 5000,
      "body: expected JSON nested at most some hundred deep, got deeper."),
 ]
+MESSAGES = [
+    (b'{"type": "next", "window": {}}', "window: expected one of prompt, items, uuids, sampling_params, got another"),
+    (b'{"type": "start", "window": {"keep": 1, "x": 2}}', "window.x: expected one of keep, got another one."),
+    (b'{"type": "next", "x": 1', "x: expected a field that there is, got another one."),
+    (b'{"type": "close", "x": 1}', "x: expected a field that there is, got another one."),
+]
 # fmt: on
 REFUSED = [
     *[(InputError, text, partial(decoded, value)) for value, text in ITEMS],
     *[(InputError, text, partial(decoded, value, kind=kind)) for kind, value, text in OF_A_KIND],
     *[(TooLarge, text, partial(decoded, value, elements=4, items=3)) for value, text in TOO_LARGE],
     *[(InputError, text, partial(protocol.decoded, protocol.GenerateRequest, body)) for body, text in BODIES],
+    *[(InputError, text, partial(protocol.decoded, protocol.ClientMessage, body)) for body, text in MESSAGES],
 ]
 
 

@@ -37,11 +37,19 @@ def test_the_bounds_leave_room_for_norms_and_sums() -> None:
         assert (largest.float().square() * 2**21).isfinite()
 
 
+def test_the_metric_is_there_before_the_first_unsound_item() -> None:
+    """An alert needs a series."""
+    client = pytest.importorskip("prometheus_client")
+
+    Reporter("robot", 16384.0, ["silent"])
+    assert client.REGISTRY.get_sample_value("mmkit:unsound_items_total", {"modality": "silent"}) == 0
+
+
 def test_the_operator_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """Each item counts once; the log has one line for many of them, and then is quiet."""
     pytest.importorskip("prometheus_client")
 
-    reporter = Reporter("robot", 16384.0)
+    reporter = Reporter("robot", 16384.0, ["actions", "images"])
     before = unsound_items().labels("actions")._value.get()
     with caplog.at_level(logging.WARNING):
         for name, number in [("actions", 0), ("actions", 2), ("images", 1), ("actions", 1)]:

@@ -6,6 +6,7 @@ import re
 import select
 import socket
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from io import BytesIO
@@ -27,7 +28,7 @@ from examples.llava_like.offline import answer
 from examples.llava_like.reference import Reference
 from examples.llava_like.spec import LLAVA_LIKE
 from examples.server import Server
-from mmkit.serve import Client, RequestError, content_part
+from mmkit.serve import Client, RequestError, ServerGone, content_part
 from mmkit.serve.messages import ANTHROPIC, CHAT, RESPONSES, Form
 from mmkit.serve.wire import ITEM_URL, encode
 from mmkit.testing import of_spec
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.timeout(600)
 
 OPTIONS = (
     "--dtype float32 --block-size 32 --enable-mm-embeds --served-model-name llava --max-num-seqs 16 --enforce-eager "
-    "--additional-config.render_processes 2 --enable-prompt-embeds"
+    "--additional-config.render_processes 2 --enable-prompt-embeds --shutdown-timeout 60"
 )
 SAMPLING: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 PICTURES = [draw_picture(seed) for seed in range(3)]
@@ -148,7 +149,7 @@ CONSTRAINED = "structured_outputs: expected"
     ("options", "sentence"),
     [
         ({"structured_outputs": {}}, f"{CONSTRAINED} parameters that vLLM takes, got You must use one kind"),
-        ({"structured_outputs": {"x": "a"}}, "structured_outputs.x: expected a field that /docs lists"),
+        ({"structured_outputs": {"x": "a"}}, "structured_outputs.x: expected one of json, regex, "),
         ({"structured_outputs": {"regex": "[a"}}, "Grammar error"),
         ({"structured_outputs": {"regex": r"\p{Greek}+"}}, f"{CONSTRAINED} one that the model's tokens can follow"),
     ],
@@ -452,3 +453,126 @@ def test_names_of_other_tenants(server: Server, client: Client) -> None:
             assert chat(server, absent(uuid), **other)[0] == 400
             with pytest.raises(RequestError, match="no such item"):
                 generated(client, {"image": [None]}, uuids={"image": [uuid]}, **other)
+
+
+# -- what is counted, and the end --------------------------------------------------------------------------------------
+
+
+def counted(server: Server) -> Counter[tuple[str, str]]:
+    """Refusals, by route and reason."""
+    pattern = re.compile(r'mmkit:refused_requests_total{.*,reason="(.*)",route="(.*)"} (.*)')
+    found = pattern.finditer(httpx.get(f"{server.url}/metrics", timeout=240).text)
+    counts: Counter[tuple[str, str]] = Counter()
+    for reason, route, count in (match.groups() for match in found):
+        counts[route, reason] += int(float(count))
+    return counts
+
+
+def item(value: Any) -> dict[str, Any]:
+    return {"type": "image", "image": value}
+
+
+def array(*shape: int, dtype: str = "uint8", data: bytes | None = None) -> dict[str, Any]:
+    written = bytes(int(np.prod(shape))) if data is None else data
+    return {"data": b64encode(written).decode(), "dtype": dtype, "shape": [*shape]}
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else 1
+
+
+MALFORMED_ITEMS: list[tuple[Any, str]] = [
+    (array(8, 8, 2), "item"),
+    (array(8), "item"),
+    (array(0, 8, 3), "item"),
+    ([[[1, 2, 3]], [[1, 2]]], "item"),
+    ([[[1e39, 0, 0]]], "item"),
+    ([[[70000, 0, 0]]], "item"),
+    (array(1, 1, 3, dtype="float32", data=np.full(3, np.nan, np.float32).tobytes()), "item"),
+    ([[["a", "b", "c"]]], "item"),
+    ({"data": "%%%", "dtype": "uint8", "shape": [8, 8, 3]}, "item"),
+    (array(8, 8, 3, data=b"short"), "item"),
+    (array(8, 8, 3, dtype="float99"), "item"),
+    ({"x": 1}, "item"),
+    ({"image_url": 1}, "item"),
+    (nested(40), "item"),
+    (at("data:image/png;base64,AAAA"), "item"),
+    (5, "item"),
+    (at(urls(BOMB)[0]["image_url"]["url"]), "limit"),
+]
+GOOD = item(array(8, 8, 3))
+MALFORMED_CHATS: list[tuple[list[Any], dict[str, Any], str]] = [
+    ([{"type": "cloud", "cloud": [1]}], {}, "item"),
+    ([{"type": "image"}], {}, "item"),
+    ([{"type": "text", "text": "<image> or <image>?"}, GOOD], {}, "item"),
+    ([{"type": "image", "image": {"image_embeds": array(3, 3)}}], {}, "item"),
+    ([GOOD], {"temperature": -1}, "sampling"),
+    ([GOOD], {"items": {"image": []}}, "item"),
+    ([GOOD], {"model": "gpt"}, "schema"),
+    ([GOOD], {"messages": 5}, "schema"),
+    ([GOOD], {"guided": "x" * 100, "tools": [{"type": "function"}]}, "schema"),
+    ([{"type": "text", "text": "what is it? " * 2000}], {"top_k": 1}, "prompt"),
+]
+MALFORMED_REQUESTS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": "what is it?"}, "item"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": [10**9]}, "prompt"),
+    ({"promt": QUESTION}, "schema"),
+    ({"max_tokens": 5}, "sampling"),
+    ({"sampling_params": {"temperature": -1}}, "sampling"),
+    ({"items": {"image": [array(8, 8, 2)]}}, "item"),
+    ({"items": {"image": [array(2**13, 2**13, 3, data=b"")]}}, "limit"),
+]
+
+
+def test_every_refusal_is_counted(server: Server) -> None:
+    """On vLLM's routes as on those of mmkit, also where the answer would be a stream."""
+    before, expected = counted(server), Counter[tuple[str, str]]()
+
+    def refused(route: str, body: dict[str, Any], reason: str, label: str = "vllm") -> None:
+        answer = httpx.post(f"{server.url}{route}", json=body, timeout=240)
+        assert 400 <= answer.status_code < 500, answer.text
+        expected[label, reason] += 1
+
+    chats = [([item(value)], {}, reason) for value, reason in MALFORMED_ITEMS]
+    for content, options, reason in [*chats, *MALFORMED_CHATS]:
+        text = {"type": "text", "text": "what is it?"}
+        message = {"role": "user", "content": [*content, text]}
+        for route in ("/v1/chat/completions", "/tokenize")[: 1 + (not options)]:
+            refused(route, {"model": "llava", "messages": [message], **SAMPLING, **options}, reason)
+        if not options:
+            refused("/v1/chat/completions", {"model": "llava", "messages": [message], "stream": True}, reason)
+    for options, reason in MALFORMED_REQUESTS:
+        body = {"prompt": QUESTION, "items": {"image": [array(8, 8, 3)]}, **options}
+        refused("/v1/mm/generate", body, reason, "generate")
+    assert counted(server) - before == expected
+
+
+def test_a_server_that_stops(server: Server, client: Client) -> None:
+    """Is told so at once by every route, until what is under way is answered."""
+    asked: list[tuple[str, str, Any]] = [
+        ("GET", "/health", None),
+        ("POST", "/v1/chat/completions", {"model": "llava", "messages": [{"role": "user", "content": "what is it?"}]}),
+        ("POST", "/v1/mm/generate", {"prompt": QUESTION, "items": {"image": parts(PICTURES[0])}}),
+        ("GET", "/v1/mm/modalities", None),
+        ("POST", "/v1/completions", {"model": "llava", "prompt": "what is it?"}),
+        ("POST", "/tokenize", {"model": "llava", "prompt": "what is it?"}),
+        ("GET", "/v1/models", None),
+    ]
+    most = client.modalities().max_model_len - 400
+    long = client.stream(QUESTION, PICTURE, n=8, max_tokens=most, temperature=1.0, ignore_eos=True)
+    with client.session(QUESTION, PICTURE, **SAMPLING) as waiting:
+        next(long)
+        server.process.terminate()
+        with pytest.raises(ServerGone, match="the server stops"):
+            waiting.next({"image": PICTURES[:1]}, QUESTION)
+        assert waiting._socket.close_code == 1012
+    for number in range(21):
+        method, route, body = asked[number % len(asked)]
+        answer = httpx.request(method, server.url + route, json=body, timeout=240)
+        assert (route, answer.status_code, answer.headers["retry-after"]) == (route, 503, "1")
+    with pytest.raises(RequestError) as denied, client.session(QUESTION, PICTURE, **SAMPLING):
+        pass
+    assert denied.value.code == 503
+    assert sum(choice.finish_reason == "length" for event in long for choice in event.choices) == 8
+    assert server.process.wait(240) == 0

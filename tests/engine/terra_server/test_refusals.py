@@ -62,7 +62,7 @@ REFUSALS = [
     of(TAKEN, min_tokens=5, max_tokens=1),
     of(COLD, temperature=-1),
     of(f"{PARAMS}.n: expected int, got str.", n="1"),
-    of(f"{PARAMS}.output_kind: expected a field that /docs lists, got another one.", output_kind=1),
+    of(f"{PARAMS}.output_kind: expected one of n, presence_penalty, frequency_penalty, ", output_kind=1),
     of(f"{PARAMS}.logit_bias: expected int, got str.", logit_bias={"x": 1}),
     of(f"{PARAMS}.logit_bias: expected int >= 0, got another.", logit_bias={"-1": 1}),
     of(f"{PARAMS}.seed: expected int <= 9223372036854775807, got another.", seed=2**63),
@@ -89,8 +89,8 @@ REFUSALS = [
     of("items.actions[0]: expected at most 100000", code=413, items=actions([[0] * (LIMITS["ELEMENTS"] + 1)])),
     of("items.actions: expected at most 256", code=413, items=actions([[0]] * (LIMITS["ITEMS"] + 1))),
     Refusal("body: expected at most 1000000 bytes, got", b" " * (LIMITS["BODY_BYTES"] + 1), code=413),
-    Refusal(BIG, {"model": "terra", "prompt": [1, 2**31]}, path="/v1/completions"),
-    Refusal(NO_ITEM, {"model": "terra", "prompt": ACTION}, path="/v1/completions"),
+    Refusal(BIG, {"model": "terra", "prompt": [1, 2**31]}, "prompt[1]", path="/v1/completions"),
+    Refusal(NO_ITEM, {"model": "terra", "prompt": ACTION}, "items.actions", path="/v1/completions"),
     Refusal(CHATTED, {"model": "terra", "messages": CHAT}, path="/v1/chat/completions"),
 ]
 
@@ -144,7 +144,7 @@ MALFORMED = [
     (start(sampling_params={"n": 2}), f"{PARAMS}.n: expected 1 in a session, got 2."),
     (start(window=3), "window: expected object | null, got int."),
     (start(window={"keep": 0}), "window.keep: expected int >= 1, got another."),
-    (start(window={"keep": 3, "size": 4}), "window.size: expected a field that /docs lists, got another one."),
+    (start(window={"keep": 3, "size": 4}), "window.size: expected one of keep, got another one."),
 ]
 WHOLE = [
     *MALFORMED,
