@@ -88,7 +88,7 @@ def test_an_item_with_other_rows_than_its_layout_is_zeros_and_no_other_is(items:
 
 def test_the_operator_is_told_of_rows_that_are_missing(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("prometheus_client")
-    reporter = Reporter("robot", 16384.0)
+    reporter = Reporter("robot", 16384.0, ["arm"])
     before = unsound_items().labels("arm")._value.get()
     _, errors = encoder_rows_or_zeros([torch.ones(2, WIDTH)], "robot.arm, embed_arm", [3], torch.zeros(WIDTH))
     with caplog.at_level(logging.ERROR):
