@@ -7,6 +7,7 @@ and receive the config and the Hugging Face processor of the model. They need no
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
@@ -24,8 +25,6 @@ from concurrent.futures import (
     ThreadPoolExecutor,
 )
 from contextlib import suppress
-from functools import partial
-from itertools import chain
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from queue import SimpleQueue
@@ -56,6 +55,9 @@ _CONTEXT = get_context("spawn")
 
 _MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 """Where files lie in memory; None, the usual temporary folder, where there is no such place."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
+"""What the system says when a file finds no room there, or may not be as large."""
 
 _LARGE = 2**16
 """Bytes that are worth a file."""
@@ -179,6 +181,14 @@ class RenderProcesses:
             got = silent if isinstance(error, TimeoutError) else "one that ended"
             remedy = "Send the request again; the server's log may tell why."
             raise MmkitError(self._where, "one that answers", got, remedy) from error
+        except OSError as error:
+            process.make_room()
+            if error.errno not in _FULL:
+                raise
+            place = _MEMORY or tempfile.gettempdir()
+            got = f"none: {error.strerror}"
+            remedy = "Make it larger (a container by --shm-size), or send fewer items at once."
+            raise MmkitError(self._where, f"room for items in {place}", got, remedy) from error
         finally:
             if process in self._all:
                 self._free.put(process)
@@ -220,6 +230,12 @@ class _Process:
             self._spare.add(path)
         else:
             Path(path).unlink(missing_ok=True)
+
+    def make_room(self) -> None:
+        """Give back the memory of the files that are kept to be written again."""
+        os.truncate(self._items, 0)
+        while self._spare:
+            Path(self._spare.pop()).unlink(missing_ok=True)
 
     def end(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -323,5 +339,16 @@ def _answer(sent: _Sent, spare: list[str]) -> dict[str, list[_Sent]]:
     ]
     items = pickle.loads(sent.pickled, buffers=buffers)
     done = _plan.process(items)
-    paths = chain(spare, iter(partial(_new_file, _folder), None))
-    return {name: [*map(_dumped, own, paths)] for name, own in done.items()}
+    paths, written = [*spare], list[str]()
+    answers: dict[str, list[_Sent]] = {}
+    try:
+        for name, fields in done.items():
+            answers[name] = []
+            for field in fields:
+                written.append(paths.pop() if paths else _new_file(_folder))
+                answers[name].append(_dumped(field, written[-1]))
+    except OSError:  # there is no room; nobody else would remove them
+        for path in written:
+            Path(path).unlink(missing_ok=True)
+        raise
+    return answers

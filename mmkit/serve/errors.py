@@ -62,7 +62,7 @@ _TABLE: tuple[tuple[type[BaseException], int, str, tuple[str, ...]], ...] = (
 # the reason of a request that is wrong follows from the first word of the path
 _ITEMS = ("items", "uuids", "messages", "multi_modal_data", "multi_modal_uuids", "mm_kwargs")
 _REASONS = dict.fromkeys(_ITEMS, "item")
-_REASONS |= dict.fromkeys(("prompt", "input_tokens", ""), "prompt")
+_REASONS |= dict.fromkeys(("prompt", "input_tokens", "input_text", ""), "prompt")
 _REASONS |= dict.fromkeys(("sampling_params", *SAMPLING_NAMES), "sampling")
 # of what vLLM refuses itself, it follows from the status
 _STATUSES = {413: "limit", 429: "capacity", 503: "capacity"}

@@ -3,6 +3,7 @@ What an end of such a process costs."""
 
 import asyncio
 import os
+import resource
 import signal
 import time
 from contextlib import closing
@@ -64,6 +65,9 @@ def process(items, scope):
         raise InputError("spec.m[0]", "a number that is not -1", "-1")
     if items[0][0, 0] == -2:
         os._exit(1)
+    if items[0][0, 0] in (-3, -4):  # from now on files are small, or as large as they have to be
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**16 if items[0][0, 0] == -3 else most, most))
     return {"x": items}
 
 
@@ -94,6 +98,20 @@ def test_what_is_held_stays(processes):
     del fields[::3]
     fields += [processes.process(items(*[number] * 3)).result(60)["m"][2]["x"] for number in range(12)]
     assert [float(x.mean()) for x in fields] == [*(n for n in range(12) if n % 3), *range(12)]
+
+
+def test_a_folder_without_room_costs_a_request():
+    """The next one finds what this one had taken."""
+    processes = RenderProcesses(RECIPE, 1)
+    with closing(processes):
+        held = processes.process(items(1, 1, 1)).result(60)["m"][2]["x"]
+        processes.process(items(-3)).result(60)
+        sentence = "spec, render processes: expected room for items in …, got none: File too large. Make it larger…"
+        refused(MmkitError, sentence, processes.process(items(2, 2, 2)).result, 60)
+        assert float(processes.process(items(3)).result(60)["m"][0]["x"][0, 0]) == 3
+        processes.process(items(-4)).result(60)
+        again = processes.process(items(4, 4, 4)).result(60)["m"][2]["x"]
+        assert (float(held.mean()), float(again.mean())) == (1, 4)
 
 
 @pytest.mark.parametrize("how", ["by an item", "from outside", "it hangs"])
