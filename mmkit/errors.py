@@ -76,12 +76,12 @@ class Refusals(list[SpecError]):
 
 
 @contextmanager
-def of_spec() -> Iterator[None]:
+def of_spec(item: str = "the largest item") -> Iterator[None]:
     """A context in which the refusal of an item is a mistake of the spec, which stated it."""
     try:
         yield
     except InputError as error:
-        raise SpecError(f"the largest item: {error}") from error
+        raise SpecError(f"{item}: {error}") from error
 
 
 class At:

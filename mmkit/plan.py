@@ -103,6 +103,7 @@ class Plan:
                 self._owners.setdefault(token, []).append(modality.name)
         self.embed_ids = frozenset(self._owners)
         self._check_embed_ids(tok)
+        self._check_literal_ids()
         for modality in self.modalities.values():
             modality.guarded = self.embed_ids
         known = Scope(cfg=config, tok=tok)
@@ -149,6 +150,44 @@ class Plan:
             if tok and (how := tok.in_texts(token)):
                 where = f"{self.spec.name}.{names[0]}, layout"
                 raise SpecError(where, expected, f"{token}, {how}", remedy)
+
+    def _check_literal_ids(self) -> None:
+        """Refuse placeholder ids where no item of their modality stands: in a prompt without items
+        of that modality, they would be placeholders without an item.
+
+        Raises:
+            SpecError: names the part of the spec, and the modality whose placeholder it has.
+        """
+        for modality in self.modalities.values():
+            literals = f"{modality.where}, layout"
+            self._check_literals(modality.literal_ids, literals, modality.name)
+            for target in modality.placeholders.targets():
+                self._check_literals(target, f"{modality.where}, update", modality.name)
+            for prefix in modality.placeholders.prefixes():
+                self._check_literals(prefix, f"{modality.where}, update")
+        if isinstance(end := self._prompts["prompt"], EndingWith):
+            for fixed in end.ids.fixed():
+                self._check_literals(fixed.literal_ids, f"{self.spec.name}.prompt")
+
+    def _check_literals(self, ids: Iterable[int], where: str, name: str = "") -> None:
+        """Refuse placeholder ids of others than the modality of that name.
+
+        Raises:
+            SpecError: names the first.
+        """
+        for token in sorted({*ids} & self._owners.keys()):
+            names = self._owners[token]
+            if name in names:
+                continue
+            expected = "ids that are no placeholder" + (" of another modality" if name else "")
+            got = f"{self._token_text(token)}, the placeholder of {names[0]}"
+            remedy = f"Use another token: without items of {names[0]}, such a prompt is refused."
+            raise SpecError(where, expected, got, remedy)
+
+    def _token_text(self, token: int) -> str:
+        """Return a token for messages, as text where there is a tokenizer."""
+        tok = self._scope.tok
+        return str(token) if tok is None else repr(tok.decode([token]))
 
     def _reserved_targets(self) -> dict[Target, str]:
         """The targets that can only stand for items, each with its modality.

@@ -69,7 +69,7 @@ HALF, MASK = Tensor(shape=(2, 2), dtype="float16"), Tensor(shape=(2,), dtype="bo
 SPEC, PLAN = ModelSpec("spec", modality()), plan_of(modality())
 NO_VOCABULARY, MILLIONS = SimpleNamespace(n=2), SimpleNamespace(n=2, vocab_size=2_000_000)
 NUMBERED = replace(tok["<|image_{}|>", item.index + 1])
-GROWING, WITHOUT = Tensor((between(1, 4),)), plan_of(modality(**RAW))
+GROWING, LONG, WITHOUT = Tensor((between(1, 4),)), Tensor((between(1, 9),)), plan_of(modality(**RAW))
 OTHER, NAMESAKE = modality("n", fields={"y": batched()}), modality("n", fields={"m_embeds": batched()})
 ALONE, ZEROS, BOTH = modality(**RAW), torch.zeros(2, 2), {"x": batched(), "y": batched()}
 TWO = [ZEROS, None]
@@ -109,8 +109,12 @@ def preview(data, prompt=(5,), processor=None, **options):
     return plan_of(modality(**options), processor=processor).preview(list(prompt), data)
 
 
+def in_tensors(items, scope):
+    return {"x": [torch.tensor(value) for value in items]}
+
+
 def clipped(data):
-    rows = dict(layout=embed(5) * item.length, embeds=embed(5) * item.rows, process=lambda items, scope: {"x": items})
+    rows = dict(layout=embed(5) * item.length, embeds=embed(5) * item.rows, process=in_tensors)
     return preview({"m": data}, [5] * 4, item=Audio(largest=3), **rows)
 
 
@@ -236,7 +240,7 @@ SPECS = [
     ("spec.prompt: expected token ids below the vocabulary size 200, got 200. …", lambda: rewritten(ending_with(200))),
     ("spec.m, process: cfg.zzz has no value: …", lambda: bound(process=hf(cfg.zzz)).processing.call.part),
     ("spec.m, layout: expected embed() of ids that the largest …, got [6]…", lambda: preview(
-        {"m": torch.zeros(2)}, [6], item=GROWING, layout=lambda s: embed(5 + s.item.length // 2))),
+        {"m": torch.zeros(5)}, [6], item=LONG, layout=lambda s: embed(5 + s.item.length // 4))),
     ("spec.n, update: expected a target that no other modality has, got [181], which is that of m too. Give each …",
      lambda: plan_of(modality(update=replace(181)), modality("n", update=NUMBERED, fields={"y": batched()}))),
     ("spec.m, item: expected the most encoder rows for the largest item, got 1, and 4 for the smallest. State …",
@@ -265,10 +269,10 @@ BOUND = [
     ("fields['n']: item.index has no value here: items are cached by their content. Say …",
      dict(fields={"x": batched(), "n": derived(lambda scope: scope.item.index)})),
     ("layout: item.count has no value here: …", dict(layout=lambda scope: embed(5) * scope.item.count)),
-    ("process: expected process to return the same x for an item, …, got another beside others. …",
+    ("process: expected process to return the same x for an item, …, got different values when other items were …",
      dict(item=Tensor((between(1, 2),)), process=lambda items, scope: {"x": pad_sequence(items, True)}),
      dict(process=lambda items, scope: {"x": [value + len(items) / 100 for value in items]})),
-    ("process: expected process to return the same x …, got another the next time. …",
+    ("process: expected process to return the same x …, got different values when it was processed again, …",
      dict(process=lambda items, scope: {"x": torch.rand(len(items), 2)})),
     ("process: expected process to leave the items as they are, got another value in one of them. They are the …",
      dict(process=lambda items, scope: {"x": [value.mul_(2) for value in items]})),
