@@ -40,6 +40,9 @@ AllTaken: TypeAlias = Mapping[str, Taken]
 AllProcessed: TypeAlias = Mapping[str, Processed]
 """The items of a request, and their processed fields, by modality."""
 
+_RARE = "\U00012000"
+"""A cuneiform sign, which hardly a vocabulary knows."""
+
 CONFIGURED = 64
 """Plans cached for distinct `mm_processor_kwargs`."""
 
@@ -163,6 +166,7 @@ class Plan:
             self._check_literals(modality.literal_ids, literals, modality.name)
             for target in modality.placeholders.targets():
                 self._check_literals(target, f"{modality.where}, update", modality.name)
+                self._check_known(target, f"{modality.where}, update")
             for prefix in modality.placeholders.prefixes():
                 self._check_literals(prefix, f"{modality.where}, update")
         if isinstance(end := self._prompts["prompt"], EndingWith):
@@ -183,6 +187,19 @@ class Plan:
             got = f"{self._token_text(token)}, the placeholder of {names[0]}"
             remedy = f"Use another token: without items of {names[0]}, such a prompt is refused."
             raise SpecError(where, expected, got, remedy)
+
+    def _check_known(self, target: Target, where: str) -> None:
+        """Refuse a target with the token of all words that the tokenizer does not know.
+
+        Raises:
+            SpecError: it has that token.
+        """
+        tok = self._scope.tok
+        if tok is None or tok.unknown not in target or tok.unknown not in tok.text(_RARE):
+            return
+        expected = "a target of known tokens"
+        got = f"{self._token_text(tok.unknown)}, every word that the tokenizer does not know"
+        raise SpecError(where, expected, got, "Use a token of its own.")
 
     def _token_text(self, token: int) -> str:
         """Return a token for messages, as text where there is a tokenizer."""
