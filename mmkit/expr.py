@@ -28,10 +28,12 @@ from __future__ import annotations
 import difflib
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, wraps
 from itertools import chain, repeat
+from string import Formatter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .errors import MmkitError, SpecError
@@ -641,6 +643,8 @@ def _of_tokenizer(
                 if not isinstance(one, (str, int, float)):
                     kind = f"a {type(one).__name__}"
                     raise _fault(expr, f"{source!r} is neither a text nor a number but {kind}")
+            if values:
+                _check_template(expr, text)
             for position, is_stated in enumerate(are_stated):
                 if is_stated and isinstance(values[position], str):
                     values[position] = AuthorText(values[position])
@@ -655,6 +659,20 @@ def _is_stated(value: Any) -> bool:
     """Whether the author of a spec, or of a checkpoint, has stated a value: a constant, or one of
     the config and the processor. Any other text may be a caller's."""
     return all(leaf.root in ("cfg", "proc") for leaf in leaves(value))
+
+
+_LONG_NUMBER = re.compile(r"\d{5}")
+
+
+def _check_template(expr: Expr, template: str) -> None:
+    """Refuse a template that makes a text of any length of one value, as ``{:>3000000000}`` does.
+
+    Raises:
+        SpecError: it does.
+    """
+    for _, _, form, _ in Formatter().parse(template):
+        if form and ("{" in form or _LONG_NUMBER.search(form)):
+            raise _fault(expr, f"the width {form!r} in the template is no number below 10000")
 
 
 def _id(expr: Expr, vocabulary: Any, template: str, values: list[Any]) -> Any:
@@ -672,6 +690,53 @@ def _ids(expr: Expr, vocabulary: Any, template: str, values: list[Any]) -> Any:
         problem = f"the tokenizer has no token for a part of {text!r}, as for other texts"
         raise _fault(expr, f"{problem}. Use a text that it knows")
     return ids
+
+
+_MOST_BITS = 4096
+"""The bits of the largest whole number: a config may hold any numbers, and a power of two of them
+takes all time and memory."""
+
+_LONGEST = 1 << 22
+"""The elements of the longest list or text that `*` makes."""
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1:
+        _check_bits(base.bit_length() * exponent)
+    return base**exponent
+
+
+def _product(one: Any, other: Any) -> Any:
+    if isinstance(one, int) and isinstance(other, int):
+        _check_bits(one.bit_length() + other.bit_length())
+    for several, count in ((one, other), (other, one)):
+        if isinstance(several, (str, bytes, list, tuple)) and isinstance(count, int):
+            length = len(several) * count
+            if length > _LONGEST:
+                raise ValueError(f"a list or text of {length} elements, of at most {_LONGEST}")
+    return one * other
+
+
+def _remainder(one: Any, other: Any) -> Any:
+    if isinstance(one, (str, bytes)):  # which Python would take for a format, of any width
+        raise TypeError("a text has no remainder")
+    return one % other
+
+
+def _rounded(value: Any, *digits: Any) -> Any:
+    if any(isinstance(count, int) and abs(count) > _MOST_BITS for count in digits):
+        raise ValueError(f"a number of more than {_MOST_BITS} digits")
+    return round(value, *digits)
+
+
+def _check_bits(bits: int) -> None:
+    """Refuse to compute a whole number that is too long.
+
+    Raises:
+        OverflowError: it is.
+    """
+    if bits > _MOST_BITS:
+        raise OverflowError(f"a whole number of more than {_MOST_BITS} bits")
 
 
 def _sign(form: str, level: int, function: Callable[[Any, Any], Any], end: Any = _MISSING) -> Op:
@@ -702,7 +767,7 @@ _OPS = {
     "floor": Op(_computed(math.floor), "floor({rest})"),
     "maximum": Op(_computed(max), "maximum({rest})"),
     "minimum": Op(_computed(min), "minimum({rest})"),
-    "round": Op(_computed(round), "round({rest})"),
+    "round": Op(_computed(_rounded), "round({rest})"),
     # tensors and lists are compared by their elements
     "==": _sign("{} == {}", 1, lambda a, b: plain(a) == plain(b)),
     "!=": _sign("{} != {}", 1, lambda a, b: plain(a) != plain(b)),
@@ -714,10 +779,10 @@ _OPS = {
     "&": _sign("{} & {}", 3, operator.and_, False),
     "+": _sign("{} + {}", 5, operator.add),
     "-": _sign("{} - {}", 5, operator.sub),
-    "*": _sign("{} * {}", 6, operator.mul),
+    "*": _sign("{} * {}", 6, _product),
     "/": _sign("{} / {}", 6, operator.truediv),
     "//": _sign("{} // {}", 6, operator.floordiv),
-    "%": _sign("{} % {}", 6, operator.mod),
-    "**": _sign("{} ** {}", 8, operator.pow),
+    "%": _sign("{} % {}", 6, _remainder),
+    "**": _sign("{} ** {}", 8, _power),
 }
 """The operations by name."""

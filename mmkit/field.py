@@ -27,12 +27,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
 from dataclasses import KW_ONLY, field, replace
 from functools import cached_property
 from itertools import accumulate
+from reprlib import repr as brief
 from typing import Any, TypeAlias
 
 import torch
 
 from .errors import At, SpecError
-from .expr import Scope, Value, evaluate, expression, expressions, several
+from .expr import Scope, Value, evaluate, expression, expressions, plain, several
 from .items import Size, dtype_name, fits, shape_text
 from .layout import whole
 from .node import Part, Stated, evaluate_all, fold, leaves, stated, structure
@@ -77,8 +78,16 @@ class Field(Part):
         value = evaluate(self.value, scope)
         if self.dtype is None:
             return value
+        dtype: torch.dtype = getattr(torch, self.dtype)
         with At("value", f"numbers for a {self.dtype} tensor"):
-            return torch.as_tensor(value, dtype=getattr(torch, self.dtype))
+            tensor = torch.as_tensor(value, dtype=dtype)
+            if type(value) is int or dtype.is_floating_point or dtype.is_complex:
+                return tensor
+            exact = torch.as_tensor(value)
+        if not bool((tensor.to(exact.dtype) == exact).all()):
+            expected, remedy = f"numbers that {self.dtype} holds", "Use math.floor() or //."
+            raise SpecError("value", expected, brief(plain(value)), remedy)
+        return tensor
 
     def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
         """The values of a derived field for all items of a request, one scope per item."""

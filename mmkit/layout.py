@@ -80,6 +80,15 @@ class Placeholder:
         """The ids at the positions that receive encoder rows."""
         return frozenset(compress(self.ids, self.mask))
 
+    @cached_property
+    def literal_ids(self) -> frozenset[int]:
+        """The ids at the positions that receive no encoder rows."""
+        if self.num_embeds == len(self.ids):
+            return frozenset()
+        return frozenset(
+            token for token, embeds in zip(self.ids, self.mask, strict=True) if not embeds
+        )
+
 
 def as_text(ids: Sequence[int]) -> str:
     """Ids as a string, one character each: Python finds one string in another in linear time, and
@@ -95,6 +104,12 @@ _decoded = codecs.utf_32_le_decode if sys.byteorder == "little" else codecs.utf_
 
 # longer than any context; a count from a caller's arguments must not take all memory
 _MOST_IDS = 1 << 22
+
+_MOST_ROUNDS = 1 << 17
+"""The rounds of all `each` of one layout together: without a bound, two of them, one inside the
+other, would take a year."""
+
+_rounds: ContextVar[int] = ContextVar("rounds of each() in the current layout", default=0)
 
 Piece: TypeAlias = tuple[list[Any], bytes]
 """Ids, in the layout of an output also ranges of ids, with the mask."""
@@ -133,7 +148,7 @@ class Layout(Part):
             SpecError: an id or a count that is not a whole number >= 0, or a value that the scope
                 lacks.
         """
-        ids, mask = self._emit(scope)
+        ids, mask = self._emit_within_bounds(scope)
         if _CHOSEN in mask:
             remedy = "It belongs into the layout of an Output."
             raise SpecError(self._source(), "ids and embed()", "any_id()", remedy)
@@ -145,7 +160,7 @@ class Layout(Part):
         Raises:
             SpecError: as for `lay`, or an `embed`.
         """
-        ids, mask = self._emit(scope)
+        ids, mask = self._emit_within_bounds(scope)
         if 1 in mask:
             expected, remedy = "ids and any_id()", "What comes out receives no encoder rows."
             raise SpecError(self._source(), expected, "embed()", remedy)
@@ -170,6 +185,14 @@ class Layout(Part):
 
     def _emit(self, scope: Scope) -> Piece:
         raise NotImplementedError
+
+    def _emit_within_bounds(self, scope: Scope) -> Piece:
+        """Evaluate in a scope, with as many rounds of `each` as a layout may take."""
+        reset = _rounds.set(0)
+        try:
+            return self._emit(scope)
+        finally:
+            _rounds.reset(reset)
 
 
 def layout(value: LayoutLike, where: str = "layout") -> Layout:
@@ -302,7 +325,7 @@ class Selected(Layout):
     _word = "select"
 
     def _emit(self, scope: Scope) -> Piece:
-        ids, chosen = self.ids._emit(scope)[0], self.embed._emit(scope)[0]
+        ids, chosen = self.ids._emit(scope)[0], {*self.embed._emit(scope)[0]}
         return ids, bytes(token in chosen for token in ids)
 
 
@@ -342,7 +365,13 @@ class Sequenced(Layout):
     parts: tuple[Layout, ...]
 
     def _emit(self, scope: Scope) -> Piece:
-        return _joined([part._emit(scope) for part in self.parts])
+        pieces: list[Piece] = []
+        length = 0
+        for part in self.parts:
+            pieces.append(part._emit(scope))
+            length += len(pieces[-1][0])
+            _check_length(length, self)
+        return _joined(pieces)
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.parts)) or "nothing"
@@ -395,6 +424,7 @@ class Each(Layout):
         over = plain(evaluate_all(self.over, scope))
         if not isinstance(over, (tuple, range)):
             over = range(whole(over, self.over, "the number of elements of each(), or a sequence"))
+        self._check_rounds(over)
         pieces: list[Piece] = []
         length = 0
         for index, element in enumerate(over):
@@ -402,8 +432,22 @@ class Each(Layout):
             for part in (self.sep, self.body) if index else (self.body,):
                 pieces.append(part._emit(inner))
                 length += len(pieces[-1][0])
-            _check_length(max(index, length), self)
+            _check_length(length, self)
         return _joined([*pieces, self.last._emit(scope)] if pieces else [])
+
+    def _check_rounds(self, over: range | tuple[Any, ...]) -> None:
+        """Count the rounds of this loop with those of the others of the layout.
+
+        Raises:
+            SpecError: there are too many.
+        """
+        # a range may be longer than len() can say
+        new = over.stop if isinstance(over, range) else len(over)
+        rounds = _rounds.get() + new
+        if rounds > _MOST_ROUNDS:
+            expected = f"at most {_MOST_ROUNDS} rounds of all each() of a layout"
+            raise SpecError(repr(self), expected, str(rounds))
+        _rounds.set(rounds)
 
     @cached_property
     def _leaves(self) -> frozenset[Leaf]:

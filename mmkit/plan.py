@@ -40,6 +40,9 @@ AllTaken: TypeAlias = Mapping[str, Taken]
 AllProcessed: TypeAlias = Mapping[str, Processed]
 """The items of a request, and their processed fields, by modality."""
 
+_RARE = "\U00012000"
+"""A cuneiform sign, which hardly a vocabulary knows."""
+
 CONFIGURED = 64
 """Plans cached for distinct `mm_processor_kwargs`."""
 
@@ -108,6 +111,7 @@ class Plan:
                 self._owners.setdefault(token, []).append(modality.name)
         self.embed_ids = frozenset(self._owners)
         self._check_embed_ids(config, tok)
+        self._check_literal_ids()
         placeholder_texts = self._placeholder_texts(tok)
         for modality in self.modalities.values():
             modality.guarded = self.embed_ids
@@ -171,6 +175,58 @@ class Plan:
             return []
         ids = {*self.embed_ids, *(target[0] for target in self._reserved if len(target) == 1)}
         return tok.texts(ids)
+
+    def _check_literal_ids(self) -> None:
+        """Refuse placeholder ids where no item of their modality stands: in a prompt without items
+        of that modality, they would be placeholders without an item.
+
+        Raises:
+            SpecError: names the part of the spec, and the modality whose placeholder it has.
+        """
+        for modality in self.modalities.values():
+            literals = f"{modality.where}, layout"
+            self._check_literals(modality.literal_ids, literals, modality.name)
+            for target in modality.placeholders.targets():
+                self._check_literals(target, f"{modality.where}, update", modality.name)
+                self._check_known(target, f"{modality.where}, update")
+            for prefix in modality.placeholders.prefixes():
+                self._check_literals(prefix, f"{modality.where}, update")
+        if isinstance(end := self._prompts["prompt"], EndingWith):
+            for fixed in end.ids.fixed():
+                self._check_literals(fixed.literal_ids, f"{self.spec.name}.prompt")
+
+    def _check_literals(self, ids: Iterable[int], where: str, name: str = "") -> None:
+        """Refuse placeholder ids of others than the modality of that name.
+
+        Raises:
+            SpecError: names the first.
+        """
+        for token in sorted({*ids} & self._owners.keys()):
+            names = self._owners[token]
+            if name in names:
+                continue
+            expected = "ids that are no placeholder" + (" of another modality" if name else "")
+            got = f"{self._token_text(token)}, the placeholder of {names[0]}"
+            remedy = f"Use another token: without items of {names[0]}, such a prompt is refused."
+            raise SpecError(where, expected, got, remedy)
+
+    def _check_known(self, target: Target, where: str) -> None:
+        """Refuse a target with the token of all words that the tokenizer does not know.
+
+        Raises:
+            SpecError: it has that token.
+        """
+        tok = self._scope.tok
+        if tok is None or tok.unknown not in target or tok.unknown not in tok.text(_RARE):
+            return
+        expected = "a target of known tokens"
+        got = f"{self._token_text(tok.unknown)}, every word that the tokenizer does not know"
+        raise SpecError(where, expected, got, "Use a token of its own.")
+
+    def _token_text(self, token: int) -> str:
+        """Return a token for messages, as text where there is a tokenizer."""
+        tok = self._scope.tok
+        return str(token) if tok is None else repr(tok.decode([token]))
 
     def _reserved_targets(self) -> dict[Target, str]:
         """The targets that can only stand for items, each with its modality.

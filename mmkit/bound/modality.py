@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,9 +23,10 @@ from ..spec import Modality
 from .intake import Embedding, Intake, Taken
 from .placeholders import Placeholders, PlaceholdersOfEmbeddings, TooManyRows
 from .processing import Processed, Processing
+from .rehearsal import rehearse
 
 _STEPS = 1024
-"""The steps in which the sizes of the largest item are fitted to the context."""
+"""The steps in which all sizes of the largest item are made smaller together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +86,9 @@ class BoundModality:
         guarded: those of the plan, to which no item adds any; None as long as they are not known.
         sends_rows: whether each item comes to the model with the number of its encoder rows: where
             items differ in it, and where no field tells how many items there are.
+        literal_ids: the ids of layouts that receive no encoder row, as far as they are known
+            without an item, or the rehearsed items have them.
+        needs_fields: whether the layout or the targets read, or may read, what `process` returns.
         needs_hf: whether the layout or the targets need, or may need, the output of the Hugging
             Face processor.
         adapted: what an adapter has derived from the modality.
@@ -135,6 +139,7 @@ class BoundModality:
         refusals.refuse()
         self.item = item if hf else item.for_function()
         self.embed_ids: set[int] = set()
+        self.literal_ids: set[int] = set()
         self.guarded: frozenset[int] | None = None
         self.placeholders = Placeholders(self, layout, vocab_size)
         self.placeholders_of_embeddings = self.placeholders
@@ -149,8 +154,8 @@ class BoundModality:
         tells_items = any(isinstance(field, Batched) for field in self.fields.values())
         self.sends_rows = self.placeholders.fixed_rows is None or not tells_items
         read = self.placeholders.fields
-        self._needs_fields = read is None or not read <= self.processing.from_facts
-        self.needs_hf = hf is not None and self._needs_fields
+        self.needs_fields = read is None or not read <= self.processing.from_facts
+        self.needs_hf = hf is not None and self.needs_fields
         if self.needs_hf and (candidates := len(item.candidates(0.0))) > 1:
             expected = "one largest item, since only the Hugging Face processor tells its rows"
             remedy = "State a layout over the facts of item, or the one with the most rows."
@@ -233,7 +238,7 @@ class BoundModality:
             placeholders = self.placeholders_of_embeddings
         may_be_larger |= taken.are_largest or placeholders.by_company
         if placeholders.varies and not may_be_larger:
-            most = self.largest[1]
+            most = self.most_rows
         fields = self.read(taken) if fields is None else fields
         for index, (value, own) in enumerate(zip(taken.values, fields, strict=True)):
             if (alternatives := placeholders.shared) is None:
@@ -246,16 +251,30 @@ class BoundModality:
                 elif not placeholders.varies:
                     placeholders.shared = alternatives
             rows = alternatives.placeholder.num_embeds
-            if taken.are_largest and not placeholders.by_company:
-                vars(self).setdefault("largest", (value, rows))  # processed once
+            if taken.are_largest and self.needs_hf and not placeholders.by_company:
+                # the Hugging Face processor is not called for it again
+                vars(self).setdefault("_stated_largest", (value, alternatives.placeholder))
             if taken.embeds and rows != len(value.rows):
                 expected = f"{rows} embedding row(s)"
                 raise InputError(f"{self.where}[{index}]", expected, str(len(value.rows)))
             if most is not None and rows > most:
-                expected = f"at most {most} encoder row(s), as the stated largest item has"
-                remedy = "Send a smaller item, or state a larger `largest=` in the spec."
-                raise TooManyRows(f"{self.where}[{index}]", expected, str(rows), remedy)
+                self._refuse_rows(rows, f"{self.where}[{index}]")
             yield alternatives
+
+    def _refuse_rows(self, rows: int, where: str) -> None:
+        """Refuse an item that has more encoder rows than the largest item, or than the context has
+        positions.
+
+        Raises:
+            TooManyRows: the former.
+            InputError: the latter.
+        """
+        if rows > self.stated_rows:
+            expected = f"at most {self.stated_rows} encoder row(s), as the stated largest item has"
+            remedy = "Send a smaller item, or state a larger `largest=` in the spec."
+            raise TooManyRows(where, expected, str(rows), remedy)
+        expected = f"at most {self._max_model_len} encoder row(s), as the context has positions"
+        raise InputError(where, expected, str(rows), "Send a smaller item.")
 
     def written(self, taken: Taken) -> list[tuple[Target, Target]]:
         """The target of each item, and the ids that a caller writes for it, by the first update.
@@ -287,12 +306,38 @@ class BoundModality:
         if taken.embeds:
             return taken.values
         processing = self.processing
-        return processing.run(taken) if self._needs_fields else processing.of_facts(taken)
+        return processing.run(taken) if self.needs_fields else processing.of_facts(taken)
+
+    @cached_property
+    def _stated_largest(self) -> tuple[Any, Placeholder]:
+        """The item with the most encoder rows that the spec states, and its layout, which may be
+        longer than the context."""
+        return self._of_most_rows(self.item.candidates())
+
+    @property
+    def stated_rows(self) -> int:
+        """The number of encoder rows of the largest item that the spec states."""
+        return self._stated_largest[1].num_embeds
+
+    @property
+    def most_rows(self) -> int:
+        """The most encoder rows of an item of any request: those of the stated largest item, as far
+        as the context has positions for them."""
+        if self._max_model_len is None:
+            return self.stated_rows
+        return min(self.stated_rows, self._max_model_len)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the largest item is longer than the context, so that `largest` is another one."""
+        length = len(self._stated_largest[1])
+        return self._max_model_len is not None and length > self._max_model_len
 
     @cached_property
     def largest(self) -> tuple[Any, int]:
-        """The item with the most encoder rows, and the number of these rows."""
-        value, placeholder = self._largest_of(self.item)
+        """The item with the most encoder rows among those that fit the context, and the number of
+        these rows, which may be fewer than `most_rows`."""
+        value, placeholder = self._fitted(self.item, self._stated_largest)
         return value, placeholder.num_embeds
 
     def largest_item(self, sizes: Mapping[str, int] | None = None) -> Any:
@@ -308,43 +353,88 @@ class BoundModality:
         item = self.item.within(sizes, self.where) if sizes else self.item
         if self.needs_hf:
             return item.candidates()[0]
-        return self._largest_of(item)[0] if sizes else self.largest[0]
+        if not sizes:
+            return self.largest[0]
+        return self._fitted(item, self._of_most_rows(item.candidates()))[0]
 
-    def _largest_of(self, item: ItemType) -> tuple[Any, Placeholder]:
-        """The item with the most encoder rows, and its layout. One that is longer than the context
-        is made smaller, unless only the Hugging Face processor knows its rows."""
+    def _of_most_rows(self, items: Sequence[Any]) -> tuple[Any, Placeholder]:
+        """Return the item with the most encoder rows, the first of equals, and its layout."""
+        placed = [(value, self.placeholder_of(value)) for value in items]
+        return max(placed, key=lambda pair: pair[1].num_embeds)
 
-        def at_most(step: int) -> tuple[Any, Placeholder]:
-            candidates = item.candidates(step / _STEPS)
-            placed = [(value, self._placeholder(value)) for value in candidates]
-            return max(placed, key=lambda one: one[1].num_embeds)  # the first of equals
+    def _fitted(self, item: ItemType, largest: tuple[Any, Placeholder]) -> tuple[Any, Placeholder]:
+        """Return an item with as many encoder rows as fit the context, and its layout.
 
-        largest, most = at_most(_STEPS), self._max_model_len
-        if most is None or len(largest[1]) <= most or self.needs_hf:
+        The largest item itself, if it fits, or if only the Hugging Face processor knows its rows.
+        Otherwise the best of several: all its sizes are made smaller together, or one after the
+        other, beginning with each of them. What is best depends on the layout: where one size makes
+        encoder rows and another one literals, the rows stay if the other one is made smaller.
+        """
+        value, placeholder = largest
+        context = self._max_model_len
+        if context is None or len(placeholder) <= context or self.needs_hf:
             return largest
-        # of smaller sizes in equal parts
-        return at_most(bisect_right(range(1, _STEPS), most, key=lambda step: len(at_most(step)[1])))
+        sizes = item.sizes(value)
+        fitted = [self._smaller(item, sizes, first) for first in range(len(sizes))]
+        if len(sizes) != 1:
+            steps = range(1, _STEPS)
+            fitted.append(self._longest(steps, lambda step: item.candidates(step / _STEPS)))
+        fitting = [pair for pair in fitted if pair is not None]
+        if not fitting:
+            return self._of_most_rows(item.candidates(0.0))
+        return max(fitting, key=lambda pair: pair[1].num_embeds)
+
+    def _smaller(
+        self, item: ItemType, sizes: Sequence[int], first: int
+    ) -> tuple[Any, Placeholder] | None:
+        """Return the largest item that fits the context, with the first size made smaller, and as
+        long as it does not fit, the next one too; None if none fits."""
+        most = [math.inf] * len(sizes)
+        for axis in (*range(first, len(sizes)), *range(first)):
+
+            def candidates(size: int, axis: int = axis) -> list[Any]:
+                return item.candidates(most=[*most[:axis], size, *most[axis + 1 :]])
+
+            fitting = self._longest(range(1, sizes[axis] + 1), candidates)
+            if fitting is not None:
+                return fitting
+            most[axis] = 1
+        return None
+
+    def _longest(
+        self, steps: range, candidates: Callable[[int], list[Any]]
+    ) -> tuple[Any, Placeholder] | None:
+        """Return the candidate of the last step that fits the context, and its layout; None if none
+        fits. Candidates grow from step to step. One that is refused is taken for too small."""
+        assert self._max_model_len is not None
+        fitting: tuple[Any, Placeholder] | None = None
+        begin, end = steps.start, steps.stop
+        while begin < end:
+            step = (begin + end) // 2
+            try:
+                pair = self._of_most_rows(candidates(step))
+            except SpecError:
+                begin = step + 1
+                continue
+            if len(pair[1]) > self._max_model_len:
+                end = step
+            else:
+                fitting, begin = pair, step + 1
+        return fitting
 
     def rehearse(self) -> None:
-        """Try out the largest and the smallest item, where they need no Hugging Face processor.
+        """Try out some items, where they need no Hugging Face processor; see
+        `mmkit.bound.rehearsal`.
 
         Raises:
-            SpecError: a mistake that would otherwise fail the first request.
+            SpecError: a mistake that would otherwise fail the first request, or make an answer
+                wrong.
         """
         if self.needs_hf:
             return
-        small = self.item.smallest()
-        if self.processing.call is None:
-            with of_spec("the largest item, or the smallest,", self.item.remedy):
-                self.processing.rehearse([*self.item.candidates()[:1], *small[:1]])
-        _, most = self.largest
-        for least in [self._placeholder(value).num_embeds for value in small]:
-            if least > most and not self.placeholders.by_company:
-                expected = "the most encoder rows for the largest item"
-                remedy = "State `largest=`, the shape of the item with the most."
-                got = f"{most}, and {least} for the smallest"
-                raise SpecError(f"{self.where}, item", expected, got, remedy)
-        for value in (self.largest[0], *small):
+        rehearse(self)
+        # also where the largest item is made to fit the context, a mistake shows now
+        for value in (self.largest[0], *self.item.smallest()):
             self._check_rows_at_second_position(value)
 
     def _check_rows_at_second_position(self, value: Any) -> None:
@@ -357,22 +447,30 @@ class BoundModality:
         """
         if not self.placeholders.reads_index or self.limit in (0, 1) or not self.may_cache(2):
             return
-        first, second = (self._placeholder(value, index).num_embeds for index in (0, 1))
+        first, second = (self.placeholder_of(value, index).num_embeds for index in (0, 1))
         if first != second:
             expected = f"{first} embed() position(s) whatever item.index is, as for the first item"
             remedy = "Say by cacheable=False that an item depends on its position."
             raise SpecError(f"{self.where}, layout", expected, str(second), remedy)
 
-    def _placeholder(self, value: Any, index: int = 0) -> Placeholder:
-        """The evaluated layout of a raw item that the spec chose, as if it were the only one.
+    def placeholder_of(self, value: Any, index: int = 0) -> Placeholder:
+        """Return the evaluated layout of a raw item that mmkit made, as if it were the only one.
 
         Args:
             value: the canonical item.
             index: its position for its layout.
+
+        Raises:
+            SpecError: the spec refuses the item, or its layout has no encoder row.
         """
         with of_spec(remedy=self.item.remedy):
             (fields,) = self.read(Taken.whole([value]))
+        return self.placeholder_in(self.scope(value, index, fields))
+
+    def placeholder_in(self, scope: Scope) -> Placeholder:
+        """Return the evaluated layout of a raw item in its scope. Errors as for
+        `placeholder_of`."""
         try:
-            return self.placeholders.alternatives(self.scope(value, index, fields)).placeholder
+            return self.placeholders.alternatives(scope).placeholder
         except InputError as error:
             raise SpecError(str(error)) from error

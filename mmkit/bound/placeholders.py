@@ -14,7 +14,7 @@ import torch
 from ..errors import InputError, MmkitError, SpecError
 from ..expr import COUNT, INDEX, Expr, Leaf, Scope, evaluate, plain
 from ..items.base import form
-from ..layout import Layout, Placeholder, Replace, Target, whole
+from ..layout import Insert, Layout, Placeholder, Replace, Target, whole
 from ..node import leaves
 from ..placement import Alternatives, Way
 from ..vocabulary import check_ids
@@ -44,6 +44,7 @@ class Placeholders:
         varies: whether items differ in their layouts or targets.
         depends_on_index: whether an item's layout or target depends on its position among the
             items.
+        is_opaque: whether a function makes the layout or a target.
         reads_index: whether a layout, by declaration, depends on an item's position.
         by_company: whether a layout or a target depends, by declaration, on an item's position or
             on the number of items.
@@ -61,16 +62,17 @@ class Placeholders:
         for fixed in layout.fixed():
             check_ids(fixed.ids, vocab_size, where)
             modality.embed_ids |= fixed.embed_ids
+            modality.literal_ids |= fixed.literal_ids
         own, grid = layout.leaves(), leaves(modality.grid)
         read = own.union(*(update.leaves() for update in modality.updates))
         # what tells one geometry from another
         self._told_by = [leaf.expr for leaf in read | grid]
         self._read_by_grid = _fields_read(grid)
-        self._opaque = any(leaf.root == "function" for leaf in read)  # it may read anything
+        self.is_opaque = any(leaf.root == "function" for leaf in read)  # it may read anything
         names = _fields_read(read)
-        self.fields = None if self._opaque or None in names else names
-        self.varies = self._opaque or bool(self._told_by)
-        self.depends_on_index = self._opaque or INDEX in read
+        self.fields = None if self.is_opaque or None in names else names
+        self.varies = self.is_opaque or bool(self._told_by)
+        self.depends_on_index = self.is_opaque or INDEX in read
         self.reads_index = INDEX in own
         self.by_company = not read.isdisjoint((INDEX, COUNT))
         self.fixed_rows = None if own else layout.lay(modality.static).num_embeds
@@ -86,7 +88,7 @@ class Placeholders:
         """
         # positions may read fields that the layout does not need, and that are not computed yet
         is_whole = self._read_by_grid.issubset(scope.fields or ())
-        if self._opaque:
+        if self.is_opaque:
             return self._evaluate(scope, is_whole)
         key = (is_whole, *[_geometry(part, scope) for part in self._told_by])
         return self._memo.get(key, lambda: self._evaluate(scope, is_whole))
@@ -101,6 +103,7 @@ class Placeholders:
         check_ids(placeholder.ids, self._vocab_size, at.where)
         if modality.guarded is None:
             modality.embed_ids |= placeholder.embed_ids
+            modality.literal_ids |= placeholder.literal_ids
         elif more := placeholder.embed_ids - modality.guarded:
             expected = "embed() of ids that the largest or the smallest item has, too"
             remedy = "State the layout as an expression: no prompt is guarded against other ids."
@@ -148,6 +151,12 @@ class Placeholders:
                 for target in map(update.resolve, scopes):
                     known[target] = numbered or self._is_special(target)
         return known
+
+    def prefixes(self) -> list[Target]:
+        """Return the prefixes after which layouts are inserted, as far as they are known without an
+        item."""
+        inserts = [update for update in self._modality.updates if isinstance(update, Insert)]
+        return [update.resolve(self._modality.static) for update in inserts if not update.leaves()]
 
     def _is_special(self, target: Target) -> bool:
         """Whether an ordinary text never contains a target."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -15,8 +14,7 @@ import torch
 from ..errors import At, SpecError
 from ..expr import Fields, Scope
 from ..field import HF, Field, Flat, Identity, unpadded
-from ..items.memory import share_memory
-from ..node import evaluate_all, leaves, mapped
+from ..node import evaluate_all, leaves
 from .calls import Call
 from .intake import Taken
 from .placeholders import refusals_of_items
@@ -117,51 +115,16 @@ class Processing:
         """What the Hugging Face processor or the function of the spec returns for some items."""
         if self.call:
             return self.call.outputs({self.call: taken})
-        raw = self._called(taken.values)
+        raw = self.called(taken.values)
         return copy.deepcopy(raw) if self.shares_memory else raw
 
-    def rehearse(self, values: Sequence[Any]) -> None:
-        """Process some items, by a function of the spec alone and together; not for `hf()`.
-
-        Where what it returns lies in memory that it writes to again, it is copied from now on.
+    def called(self, values: Sequence[Any]) -> Mapping[str, Any]:
+        """Return what the function of the spec returns for canonical items.
 
         Raises:
-            SpecError: as for `run`; or an item that vLLM may cache alone has other fields beside
-                others, or the next time.
+            InputError: the function refuses them.
+            SpecError: it raises anything else, or returns no declared fields.
         """
-        if isinstance(self._process, Identity):
-            self.run(Taken.whole(values))
-            return
-        # an item itself may be what is returned
-        twice = [copy.deepcopy(value) for value in (*values, *values)]
-        before = mapped(_writes, twice)
-        raws = [self._called([value]) for value in twice]
-        if mapped(_writes, twice) != before:
-            expected = "process to leave the items as they are"
-            remedy = "They are the caller's: work on a copy."
-            raise SpecError(self._where, expected, "another value in one of them", remedy)
-        is_cached = self._modality.spec.cacheable is True
-        together = twice[: 2 if is_cached and self._modality.limit != 1 else 1]
-        raw = self._called(together)
-        lists = [part for part in raw.values() if isinstance(part, (list, tuple))]
-        self.shares_memory = any(map(_overlap, [raws, *lists]))
-        if self.shares_memory:
-            raws = [self._outputs(Taken.whole([value])) for value in twice]
-        each = Taken.whole(twice)._replace(total=1).each()
-        parts = [self.finish(own, one)[0] for own, one in zip(raws, each, strict=True)]
-        if not is_cached:
-            return
-        again = parts[len(values) :]
-        beside = again if self.shares_memory else self.finish(raw, Taken.whole(together))
-        for others, got in ((again, "another the next time"), (beside, "another beside others")):
-            for first, part in zip(parts, others, strict=False):
-                if names := [name for name in first if not _equal(first[name], part[name])]:
-                    expected = f"process to return the same {names[0]} for an item, which is cached"
-                    remedy = "Process each item by itself, or say by cacheable= when to keep them."
-                    raise SpecError(self._where, expected, got, remedy)
-
-    def _called(self, values: Sequence[Any]) -> Mapping[str, Any]:
-        """What the function of the spec returns for canonical items."""
         with At(self._where, "to take well-formed items"):
             raw = self._process(values, self._modality.static)
         if not isinstance(raw, Mapping):
@@ -237,23 +200,3 @@ class Processing:
                 for i, (fields, scope) in enumerate(zip(parts, scopes, strict=True), taken.first):
                     declared.check(fields[name], scope, i)
         return parts
-
-
-def _writes(value: Any) -> int:
-    """How often a tensor was written to."""
-    is_counted = isinstance(value, torch.Tensor) and not value.is_inference()
-    return value._version if is_counted else 0
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Whether two parts are the same but for rounding; of tensors alone."""
-    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
-        return True
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return torch.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)
-
-
-def _overlap(parts: Iterable[Any]) -> bool:
-    """Whether the tensors or arrays of two parts have a byte in common."""
-    return any(share_memory(one, other) for one, other in combinations(parts, 2))

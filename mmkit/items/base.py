@@ -8,7 +8,9 @@ from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from ..errors import At, InputError
+import numpy as np
+
+from ..errors import At, InputError, SpecError
 from ..expr import Scope
 from ..node import Part, evaluate_all
 from .memory import apart_from
@@ -21,6 +23,12 @@ from .values import form as form
 
 SCOPES = ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs", "audio_kwargs")
 """The keys of `mm_processor_kwargs` that hold options for one part of a Hugging Face processor."""
+
+GIB = 1 << 30
+
+_PERIOD = 4093
+"""Values that are drawn for a large random item, which repeats them: drawing each would take too
+long. A prime, so that the rows of an array do not repeat."""
 
 
 class ItemType(Part):
@@ -41,6 +49,8 @@ class ItemType(Part):
         dummy_sizes: the sizes of `largest`, as vLLM's `limit_mm_per_prompt` names them.
         small_sizes: the sizes of `small`, where not every spec accepts the smallest ones.
         remedy: what to state in a spec that does not accept the items that mmkit makes.
+        most_bytes: the bytes of the largest item that a spec may state.
+        num_sizes: how many sizes an item has.
     """
 
     _is_named = True
@@ -58,6 +68,7 @@ class ItemType(Part):
     dummy_sizes: ClassVar[tuple[str, ...]] = ()
     small_sizes: ClassVar[tuple[tuple[int, ...], ...]] = ()
     remedy: ClassVar[str] = ""
+    most_bytes: ClassVar[int] = 2 * GIB
 
     def bind(self, scope: Scope) -> Self:
         """This item type with its expressions evaluated on `cfg` and `proc`.
@@ -133,9 +144,45 @@ class ItemType(Part):
         where the item is the text."""
         yield from ()
 
+    @property
+    def num_sizes(self) -> int:
+        return self.rank
+
+    def sizes(self, value: Any) -> tuple[int, ...]:
+        """Return the sizes of a canonical item."""
+        raise NotImplementedError
+
     def blank(self, *sizes: int) -> Any:
         """A canonical item of these sizes."""
         raise NotImplementedError
+
+    def random(self, sizes: Sequence[int], generator: np.random.Generator) -> Any:
+        """Return a canonical item with random values within the bounds.
+
+        Args:
+            sizes: its sizes, as `sizes` has them; each is brought within its bounds.
+            generator: what the values are drawn from.
+        """
+        raise NotImplementedError
+
+    def num_bytes(self, sizes: Sequence[int]) -> int:
+        """Return the memory that an item of these sizes takes, in bytes."""
+        raise NotImplementedError
+
+    def check_bytes(self, sizes: Sequence[int]) -> None:
+        """Refuse sizes of a largest item that takes too much memory, before anybody makes it.
+
+        Raises:
+            SpecError: names the sizes and the bytes.
+        """
+        # a size of 0 hides others that no array can have
+        needed = self.num_bytes([max(size, 1) for size in sizes])
+        if needed > self.most_bytes:
+            where = f"{type(self).__name__}.largest"
+            expected = f"an item of at most {self.most_bytes // GIB} GiB"
+            got = f"{tuple(sizes)}, which takes {needed // GIB + 1} GiB"
+            remedy = "State smaller sizes: binding makes the largest item."
+            raise SpecError(where, expected, got, remedy)
 
     def bounds(self) -> list[Between]:
         """The least and the most of each size."""
@@ -146,14 +193,20 @@ class ItemType(Part):
         pairs = zip(sizes, self.bounds(), strict=True)
         return tuple(min(max(size, bound.least), bound.most) for size, bound in pairs)
 
-    def candidates(self, fraction: float = 1.0) -> list[Any]:
+    def candidates(self, fraction: float = 1.0, most: Sequence[float] = ()) -> list[Any]:
         """Canonical items that include the one with the most encoder rows.
 
         Args:
             fraction: makes the items smaller by this factor, as far as the type allows.
+            most: the most of each size, as far as the type allows; empty for those of the spec.
         """
-        scaled = [self.scaled(sizes, fraction) for sizes in self.largest]
-        return [self.blank(*self.nearest(sizes)) for sizes in scaled]
+        items: list[Any] = []
+        for sizes in self.largest:
+            scaled = self.scaled(sizes, fraction)
+            if most:
+                scaled = [int(min(size, limit)) for size, limit in zip(scaled, most, strict=True)]
+            items.append(self.blank(*self.nearest(scaled)))
+        return items
 
     def scaled(self, sizes: Sequence[int], fraction: float) -> list[int]:
         """Sizes, smaller by a factor."""
@@ -209,3 +262,13 @@ def unscoped(kwargs: Mapping[str, Any], kinds: Sequence[ItemType]) -> dict[str, 
     for scope in filter(concerned.__contains__, SCOPES):
         options.update(kwargs.get(scope) or {})
     return options
+
+
+def repeated(values: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Return an array of a shape that repeats some values."""
+    return np.resize(values, tuple(shape))
+
+
+def num_drawn(shape: Sequence[int]) -> int:
+    """Return how many values are drawn for a random array of a shape."""
+    return min(math.prod(shape), _PERIOD)

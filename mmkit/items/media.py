@@ -15,7 +15,7 @@ import torch
 from ..errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, expression, expressions, plain
 from ..node import Stated, stated
-from .base import ItemType
+from .base import GIB, ItemType, num_drawn, repeated
 from .pictures import check_file, pil, upright_rgb
 from .size import Between, Sizes, check_positive, check_size, is_number, sizes_of
 from .values import ARRAYS, SCALARS, as_array, check_finite, described, form, strided
@@ -41,7 +41,14 @@ class _Media(ItemType):
 
     def bind(self, scope: Scope) -> Self:
         bound, where = super().bind(scope), f"{type(self).__name__}.largest"
-        return replace(bound, largest=sizes_of(bound.largest, len(self.dummy_sizes), where))
+        bound = replace(bound, largest=sizes_of(bound.largest, len(self.dummy_sizes), where))
+        for sizes in bound.largest:
+            bound.check_bytes(sizes)
+        return bound
+
+    @property
+    def num_sizes(self) -> int:
+        return len(self.dummy_sizes)
 
     def bounds(self) -> list[Between]:
         return [Between(1, _ANY)] * len(self.dummy_sizes)
@@ -112,8 +119,18 @@ class Image(_Media):
         width, height = _image_size(getattr(value, "media", value))
         return SimpleNamespace(index=index, width=width, height=height)
 
+    def sizes(self, value: Any) -> tuple[int, ...]:
+        return _image_size(getattr(value, "media", value))
+
     def blank(self, *sizes: int) -> Any:
         return pil().new("RGB", sizes, color=(255, 255, 255))
+
+    def random(self, sizes: Sequence[int], generator: np.random.Generator) -> Any:
+        width, height = self.nearest(sizes)
+        return pil().fromarray(_random_pixels((height, width, 3), generator), "RGB")
+
+    def num_bytes(self, sizes: Sequence[int]) -> int:
+        return math.prod(sizes) * 3
 
 
 class Video(_Media):
@@ -138,6 +155,7 @@ class Video(_Media):
     form = "FRAMESxWIDTHxHEIGHT"
     dummy_sizes = ("num_frames", "width", "height")
     small_sizes = ((1, 32, 32),)
+    most_bytes = 16 * GIB  # its frames are zeros, which take no memory until somebody reads them
 
     @property
     def expected(self) -> str:
@@ -174,13 +192,30 @@ class Video(_Media):
         frames, *sides = sizes
         return [int(frames * fraction), *super().scaled(sides, min(1.0, frames * fraction))]
 
+    def sizes(self, value: Any) -> tuple[int, ...]:
+        frames, _ = _video_parts(value)
+        return (len(frames), *_image_size(frames[0]))
+
     def blank(self, *sizes: int) -> Any:
         frames, width, height = sizes
         # of zeros: memory that nobody looks at costs no time
-        video = np.zeros((frames, height, width, 3), dtype=np.uint8)
+        return self._of(np.zeros((frames, height, width, 3), dtype=np.uint8))
+
+    def random(self, sizes: Sequence[int], generator: np.random.Generator) -> Any:
+        frames, width, height = self.nearest(sizes)
+        return self._of(_random_pixels((frames, height, width, 3), generator))
+
+    def _of(self, video: np.ndarray[Any, Any]) -> Any:
+        """Return a canonical item of some frames, one per second."""
+        if not self.metadata:
+            return video
+        frames = len(video)
         metadata: dict[str, Any] = {"fps": 1.0, "duration": float(frames)}
         metadata |= {"total_num_frames": frames, "frames_indices": list(range(frames))}
-        return (video, metadata) if self.metadata else video
+        return video, metadata
+
+    def num_bytes(self, sizes: Sequence[int]) -> int:
+        return math.prod(sizes) * 3
 
 
 class Audio(_Media):
@@ -299,8 +334,24 @@ class Audio(_Media):
     def facts(self, value: Any, index: int) -> SimpleNamespace:
         return SimpleNamespace(index=index, length=len(value))
 
+    def sizes(self, value: Any) -> tuple[int, ...]:
+        return (len(value),)
+
     def blank(self, *sizes: int) -> np.ndarray[Any, Any]:
         return np.zeros(sizes, dtype=np.float32)
+
+    def random(self, sizes: Sequence[int], generator: np.random.Generator) -> np.ndarray[Any, Any]:
+        shape = self.nearest(sizes)
+        samples = generator.uniform(-1, 1, num_drawn(shape)).astype(np.float32)
+        return repeated(samples, shape)
+
+    def num_bytes(self, sizes: Sequence[int]) -> int:
+        return 4 * sizes[0]
+
+
+def _random_pixels(shape: Sequence[int], generator: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Return random bytes of a shape."""
+    return repeated(generator.integers(0, 256, num_drawn(shape), dtype=np.uint8), shape)
 
 
 def _resampled(samples: np.ndarray[Any, Any], before: int, after: int, where: str) -> Any:

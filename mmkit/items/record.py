@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from reprlib import repr as brief
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
 
 from ..errors import At, InputError, SpecError
 from ..expr import Scope
 from ..node import leaves
 from .base import ItemType
 from .values import described
+
+T = TypeVar("T")
 
 _FACTS = ("index", "count", "rows")
 """Facts of a whole item, whose names no part can have."""
@@ -130,20 +134,46 @@ class Record(ItemType):
     def remedy(self) -> str:  # type: ignore[override]
         return next(filter(None, (part.remedy for part in self.parts.values())), "")
 
-    def candidates(self, fraction: float = 1.0) -> list[dict[str, Any]]:
-        return self._combined(lambda part: part.candidates(fraction))
+    @property
+    def num_sizes(self) -> int:
+        return sum(part.num_sizes for part in self.parts.values())
+
+    def sizes(self, value: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the sizes of all parts, one part after the other."""
+        sizes: list[int] = []
+        for name, part in self.parts.items():
+            sizes += part.sizes(value[name])
+        return tuple(sizes)
+
+    def _by_part(self, sizes: Sequence[T]) -> dict[str, Sequence[T]]:
+        """Return the sizes of each part; none where there are none at all."""
+        by_part: dict[str, Sequence[T]] = {}
+        for name, part in self.parts.items():
+            by_part[name], sizes = sizes[: part.num_sizes], sizes[part.num_sizes :]
+        return by_part
+
+    def random(self, sizes: Sequence[int], generator: np.random.Generator) -> dict[str, Any]:
+        sizes_of = self._by_part(sizes)
+        record: dict[str, Any] = {}
+        for name in self.parts:
+            record[name] = self.part(name, record).random(sizes_of[name], generator)
+        return record
+
+    def candidates(self, fraction: float = 1.0, most: Sequence[float] = ()) -> list[dict[str, Any]]:
+        most_of = self._by_part(most)
+        return self._combined(lambda name, part: part.candidates(fraction, most_of[name]))
 
     def small(self) -> list[dict[str, Any]]:
-        return self._combined(lambda part: part.small())
+        return self._combined(lambda name, part: part.small())
 
     def smallest(self) -> list[dict[str, Any]]:
-        return self._combined(lambda part: part.smallest())
+        return self._combined(lambda name, part: part.smallest())
 
-    def _combined(self, of: Callable[[Any], list[Any]]) -> list[dict[str, Any]]:
+    def _combined(self, of: Callable[[str, Any], list[Any]]) -> list[dict[str, Any]]:
         """The records of all combinations of some instances of their parts."""
         records: list[dict[str, Any]] = [{}]
         for name in self.parts:
-            pairs = [(known, own) for known in records for own in of(self.part(name, known))]
+            pairs = [(known, own) for known in records for own in of(name, self.part(name, known))]
             records = [{**known, name: own} for known, own in pairs]
         return records
 

@@ -16,7 +16,7 @@ import torch
 from ..errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, Value, expression, expressions, several
 from ..node import Stated, stated
-from .base import ItemType
+from .base import ItemType, num_drawn, repeated
 from .memory import apart_from
 from .size import Between, Size, Sizes, check_positive, check_size, ends, fits, shape_text, sizes_of
 from .values import ARRAYS, LARGEST_FLOAT16, SCALARS, as_array, described, dtype_name, strided
@@ -29,6 +29,8 @@ _ACCEPTED = {**dict.fromkeys(_NUMBERS, _NUMBERS), torch.bool: (torch.bool,)}
 """For each canonical dtype the dtypes that it accepts, where it holds their values."""
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _ACCEPTED}
 """The dtypes of items, by name."""
+_RANDOM_FLOAT, _RANDOM_INTEGER = 2.0, 9
+"""The largest magnitude of random values, where a spec allows more."""
 _DEEPEST = 32  # levels of nested lists; more are a mistake, or a list that holds itself
 
 
@@ -102,7 +104,10 @@ class Tensor(ItemType):
             if not fits(shape, bound.shape):
                 expected = f"a shape within {shape_text(bound.shape)}"
                 raise SpecError("Tensor.largest", expected, repr(shape))
-        return replace(bound, bound=bound._bound(), largest=largest)
+        bound = replace(bound, bound=bound._bound(), largest=largest)
+        for shape in largest:
+            bound.check_bytes(shape)
+        return bound
 
     def _bound(self) -> Any:
         """The bound as far as the dtype reaches: a magnitude, rounded as values are; None for all
@@ -223,9 +228,40 @@ class Tensor(ItemType):
         shape = tuple(value.shape)
         return SimpleNamespace(index=index, shape=shape, length=shape[0] if shape else 1)
 
+    def sizes(self, value: torch.Tensor) -> tuple[int, ...]:
+        return tuple(value.shape)
+
     def blank(self, *sizes: int) -> torch.Tensor:
         value = self.bound.least if isinstance(self.bound, Between) else 0
         return torch.full(sizes, value, dtype=self.torch_dtype)
+
+    def random(self, sizes: Sequence[int], generator: np.random.Generator) -> torch.Tensor:
+        """Return a tensor with random values within the bounds: floats of magnitude up to 2,
+        integers over the whole range, and from 0 to 9 where only their dtype bounds them: many are
+        the ids of some table."""
+        shape = self.nearest(sizes)
+        count = num_drawn(shape)
+        dtype = self.torch_dtype
+        values: np.ndarray[Any, Any]
+        if dtype.is_floating_point:
+            largest = min(self.bound, _RANDOM_FLOAT)
+            values = generator.uniform(-largest, largest, count)
+        else:
+            least, most = self._random_range()
+            values = generator.integers(least, most, count, endpoint=True)
+        return torch.from_numpy(repeated(values, shape)).to(dtype)
+
+    def _random_range(self) -> tuple[int, int]:
+        """Return the least and the most of a random integer."""
+        if self.torch_dtype == torch.bool:
+            return 0, 1
+        if self.bound is None and self.torch_dtype != torch.uint8:
+            return 0, _RANDOM_INTEGER
+        least, most = self._range
+        return least, most
+
+    def num_bytes(self, sizes: Sequence[int]) -> int:
+        return math.prod(sizes) * self.torch_dtype.itemsize
 
     def bounds(self) -> list[Between]:
         return [Between(*ends(size)) for size in self.shape]
@@ -294,6 +330,13 @@ def _first_odd(value: Any, numbers: tuple[type, ...], depth: int = 0) -> str | N
     return described(value).removeprefix("int ") if is_huge else None
 
 
+_RANDOM_LETTERS = "abc"
+"""What random texts are made of, where a spec does not say of what texts are made."""
+
+_BYTES_OF_CHARACTER = 4
+"""At most, in UTF-8 and in memory."""
+
+
 class Text(ItemType):
     """A text that a function or a processor encodes: SMILES, DNA, a query.
 
@@ -330,6 +373,7 @@ class Text(ItemType):
     def bind(self, scope: Scope) -> Self:
         bound = super().bind(scope)
         check_size(bound.bounds()[0], "Text.least, Text.most")
+        bound.check_bytes((bound.most,))
         alphabet, largest = bound.alphabet, bound.largest
         if alphabet is not None and not (isinstance(alphabet, str) and alphabet):
             raise SpecError("Text.alphabet", "a text of at least one character", repr(alphabet))
@@ -375,6 +419,9 @@ class Text(ItemType):
     def texts(self, value: str) -> Iterator[tuple[str, str]]:
         yield "", value
 
+    def sizes(self, value: str) -> tuple[int, ...]:
+        return (len(value),)
+
     def blank(self, *sizes: int) -> str:
         """A text of a length: the beginning of the largest text that the spec states, repeated, or
         the letters of the alphabet in turn."""
@@ -384,10 +431,21 @@ class Text(ItemType):
             letters = self.largest[0]
         return (letters * (length // len(letters) + 1))[:length]
 
-    def candidates(self, fraction: float = 1.0) -> list[str]:
-        texts = self.largest or [self.blank(self.most)]
-        lengths = [max(self.least, int(len(text) * fraction)) for text in texts]
-        return [text[:length] for text, length in zip(texts, lengths, strict=True)]
+    def candidates(self, fraction: float = 1.0, most: Sequence[float] = ()) -> list[str]:
+        limit = most[0] if most else math.inf
+        candidates = []
+        for text in self.largest or [self.blank(self.most)]:
+            length = max(self.least, int(min(len(text) * fraction, limit)))
+            candidates.append(text[:length])
+        return candidates
+
+    def random(self, sizes: Sequence[int], generator: np.random.Generator) -> str:
+        (length,) = self.nearest(sizes)
+        letters = list(self.alphabet or _RANDOM_LETTERS)
+        return "".join(generator.choice(letters, length))
+
+    def num_bytes(self, sizes: Sequence[int]) -> int:
+        return _BYTES_OF_CHARACTER * sizes[0]
 
     def schema(self) -> dict[str, Any]:
         alphabet = {} if self.alphabet is None else {"alphabet": self.alphabet}

@@ -240,7 +240,7 @@ def describe(modality: BoundModality, limit: int | None) -> ModalityInfo:
     told = {
         "name": modality.name,
         "limit": limit,
-        "largest_tokens": modality.largest[1] if known else None,
+        "largest_tokens": modality.most_rows if known else None,
         "placeholder": list(written.pop()) if fixed else None,
         "embeds": modality.intake.embeds_field if modality.intake.takes_embeds else None,
         "example": _example(kind),

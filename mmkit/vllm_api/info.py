@@ -107,7 +107,7 @@ class ProcessingInfo(BaseProcessingInfo):
         modalities = [m for name, m in self.plan.modalities.items() if mm_counts.get(name)]
         if not compat.COUNTS_EMBEDS or any(m.needs_hf for m in modalities):
             return None  # vLLM then processes the dummy inputs and counts their tokens
-        return {m.name: m.largest[1] for m in modalities}
+        return {m.name: m.most_rows for m in modalities}
 
 
 class DummyInputs(compat.BaseDummyInputsBuilder[ProcessingInfo]):

@@ -74,7 +74,7 @@ WORDS = Vocabulary(Tokenizer())
 SPEC, PLAN = ModelSpec("spec", modality()), plan_of(modality())
 NO_VOCABULARY, MILLIONS = SimpleNamespace(n=2), SimpleNamespace(n=2, vocab_size=2_000_000)
 NUMBERED = replace(tok["<|image_{}|>", item.index + 1])
-GROWING, WITHOUT = Tensor((between(1, 4),)), plan_of(modality(**RAW))
+GROWING, LONG, WITHOUT = Tensor((between(1, 4),)), Tensor((between(1, 9),)), plan_of(modality(**RAW))
 OTHER, NAMESAKE = modality("n", fields={"y": batched()}), modality("n", fields={"m_embeds": batched()})
 ALONE, ZEROS, BOTH = modality(**RAW), torch.zeros(2, 2), {"x": batched(), "y": batched()}
 TWO = [ZEROS, None]
@@ -136,8 +136,12 @@ def strict(items, scope):
     return {"x": torch.zeros(len(items), 2)}
 
 
+def in_tensors(items, scope):
+    return {"x": [torch.tensor(value) for value in items]}
+
+
 def clipped(data):
-    rows = dict(layout=embed(5) * item.length, embeds=embed(5) * item.rows, process=lambda items, scope: {"x": items})
+    rows = dict(layout=embed(5) * item.length, embeds=embed(5) * item.rows, process=in_tensors)
     return preview({"m": data}, [5] * 4, item=Audio(largest=3), **rows)
 
 
@@ -325,7 +329,7 @@ SPECS = [
     ("spec.prompt: expected token ids below the vocabulary size 200, got 200. …", lambda: rewritten(ending_with(200))),
     ("spec.m, process: cfg.zzz has no value: …", lambda: bound(process=hf(cfg.zzz)).processing.call.part),
     ("spec.m, layout: expected embed() of ids that the largest …, got [6]…", lambda: preview(
-        {"m": torch.zeros(2)}, [6], item=GROWING, layout=lambda s: embed(5 + s.item.length // 2))),
+        {"m": torch.zeros(5)}, [6], item=LONG, layout=lambda s: embed(5 + s.item.length // 4))),
     ("spec.n, update: expected a target that no other modality has, got 'µ', which is that of m too. Give each …",
      lambda: plan_of(modality(update=replace(181)), modality("n", update=NUMBERED, fields={"y": batched()}))),
     ("spec.m, item: expected the most encoder rows for the largest item, got 1, and 4 for the smallest. State …",
@@ -334,7 +338,7 @@ SPECS = [
      "answer ends. Use …", *[partial(ending_at, end) for end in (2, [1, 2])]),
     ("spec.m, layout: expected 1 embed() position(s) whatever item.index is, as for the first item, got 2. Say by "
      "cacheable=False that an item depends on its position.", lambda: bound(layout=embed(5) * (item.index + 1))),
-    ("the largest item, or the smallest, that mmkit made is refused: m: expected a SMILES, got 'aa'. State its "
+    ("the largest item that mmkit made is refused: m: expected a SMILES, got 'aa'. State its "
      "alphabet=, or a text as largest=.", lambda: bound(item=Text(2), process=strict)),
     ("spec, process: expected a Hugging Face processor for hf(), got none. Bind the spec with processor=.",
      lambda: preview({"m": ZEROS}, process=hf())),
@@ -362,10 +366,10 @@ BOUND = [
     ("fields['n']: item.index has no value here: items are cached by their content. Say …",
      dict(fields={"x": batched(), "n": derived(lambda scope: scope.item.index)})),
     ("layout: item.count has no value here: …", dict(layout=lambda scope: embed(5) * scope.item.count)),
-    ("process: expected process to return the same x for an item, …, got another beside others. …",
+    ("process: expected process to return the same x for an item, …, got different values when other items were …",
      dict(item=Tensor((between(1, 2),)), process=lambda items, scope: {"x": pad_sequence(items, True)}),
      dict(process=lambda items, scope: {"x": [value + len(items) / 100 for value in items]})),
-    ("process: expected process to return the same x …, got another the next time. …",
+    ("process: expected process to return the same x …, got different values when it was processed again, …",
      dict(process=lambda items, scope: {"x": torch.rand(len(items), 2)})),
     ("process: expected process to leave the items as they are, got another value in one of them. They are the …",
      dict(process=lambda items, scope: {"x": [value.mul_(2) for value in items]})),
@@ -619,7 +623,7 @@ REQUESTS = [
                      layout=literal(6) + embed(5) * (item.length % 2))),
     ("spec.m[0]: expected at least one placeholder per item, got none for an item of length 1. Send a larger one.",
      lambda: preview({"m": np.zeros(1)}, item=Audio(largest=9), layout=embed(5) * (item.length // 2),
-                     process=lambda items, scope: {"x": items})),
+                     process=lambda items, scope: {"x": [torch.tensor(x) for x in items]})),
     ("spec.m[0]: expected at least one placeholder per item, got none for an item of shape (2,). …",
      lambda: preview({"m": ZEROS[0]}, item=Tensor((between(1, 3),)), layout=embed(5) * (item.length % 2))),
     ("spec.m[0]: expected 1 embedding row(s), got 2.", lambda: preview({"m": {"m_embeds": ZEROS}}, embeds=True)),

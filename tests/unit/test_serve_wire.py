@@ -88,7 +88,8 @@ def test_embeddings_come_with_what_their_layout_reads():
     """As tensors, lists and arrays, also where a part of an item has the same name."""
     grid = {"grid": batched(shape=(2,), dtype="int64")}
     layout = embed(5) * (fields.grid[1] + 1)
-    plan = bound(item=Record(grid=Tensor((2,), "int64")), fields=grid, layout=layout, embeds=True)
+    item = Record(grid=Tensor((2,), "int64"))
+    plan = bound(item=item, fields=grid, layout=layout, embeds=True, process=hf())
     rows, grids = torch.rand(7, 3), torch.tensor([[1, 3], [1, 2]])
     for form in (grids, grids.tolist(), list(grids), grids.numpy()):
         sent = encode({"m": {"m_embeds": rows, "grid": form}})["m"]
@@ -198,7 +199,9 @@ def test_what_is_refused(error, text, provoke):
 
 
 def test_records_and_texts_come_back():
-    plan = bound(item=CELL, layout=embed(5) * item.ids.length, process=lambda items, scope: {"x": items})
+    plan = bound(
+        item=CELL, layout=embed(5) * item.ids.length, process=lambda items, scope: {"x": [one["ids"] for one in items]}
+    )
     kind, told = plan.item, describe(plan, 4)
     for sent in (ONE_CELL, [ONE_CELL], [dict(reversed(ONE_CELL.items()))], {**ONE_CELL, "ids": [1, 2]}, told.example):
         back = decoded(encode({"m": sent})["m"], kind=kind)

@@ -262,12 +262,16 @@ def idempotence(case: Case) -> None:
 
 @law()
 def worst_case(case: Case) -> None:
-    """No item has more encoder rows than stated, and the dummy item has as many as stated."""
+    """No item has more encoder rows than stated, and the dummy item has as many as stated, or as
+    fit the context."""
     subject = case.subject
     name = case.draw(st.sampled_from(sorted(subject.limits)))
     stated, reached = most_rows(subject.processor, name)
     sample = case.draw(subject.samples[name])
-    if stated != reached:
+    modality = subject.plan.modalities[name] if subject.plan else None
+    # where the largest item does not fit the context, another one may have more rows than the dummy
+    is_fitted = modality is not None and not modality.needs_hf and modality.is_fitted
+    if reached > stated or (reached != stated and not is_fitted):
         case.fail(f"{stated} rows are stated for {name}, and the dummy item has {reached}")
     done = case.attempt(subject.pieces, name, [sample])
     if isinstance(done, Refused) and isinstance(done.error, TooManyRows):
