@@ -217,3 +217,27 @@ def test_the_front_end_counts_on_what_the_engine_has(sequence: list[Any]) -> Non
     halves = Halves()
     for step in sequence:
         halves.step(*step)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_item_that_leaves_the_cache_while_its_request_waits_is_processed_again(is_async: bool) -> None:
+    halves, small, large = Halves(), (Part("alone", 0),), (Part("alone", 4), Part("alone", 3), Part("alone", 4, True))
+    for step in [("send", small, 0), ("wait", small, 0), ("send", large, 0), ("send waiting", small, int(is_async))]:
+        halves.step(*step)
+    (order,) = [halves.caches.receiver._cache.order]
+    assert len(order) == 3
+
+
+def test_items_that_depend_on_each_other_are_processed_together() -> None:
+    """Also where the cache still has one of them."""
+    halves, two = Halves(), (Part("among", 4), Part("among", 3))
+    for parts in (two, (Part("alone", 4),), (Part("alone", 2),)):
+        halves.step("send", parts, 0)
+    hashes = vllm_path.outcome(halves.rendered(two)).hashes["among"]
+    assert halves.caches.sender.is_cached(hashes) == [False, True]
+    halves.step("send", two, 0)
+
+
+def test_an_item_that_may_not_be_kept_has_a_hash_that_nobody_finds_again() -> None:
+    hashes = [without_cache.__wrapped__((Part("never", 0),)).hashes["never"][0] for _ in range(2)]
+    assert hashes[0] != hashes[1]
