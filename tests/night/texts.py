@@ -91,10 +91,10 @@ def make_checkpoint(folder: Path) -> Path:
     config = SeriesWithTextsConfig(
         vocab_size=len(words), **sizes, **heads, initializer_range=0.3, dtype="float32", eos_token_id=words.eos_token_id
     )
-    config.architectures = ["SeriesWithTextsForCausalLM"]
     model = HuggingFaceLlama(config)
     model.encoder = nn.Linear(PATCH, 64)
     model.save_pretrained(folder)
+    config.architectures = ["SeriesWithTextsForCausalLM"]  # which saving the model sets to its own class
     config.save_pretrained(folder)
     words.save_pretrained(folder)
     return folder
