@@ -12,6 +12,7 @@ from vllm import SamplingParams
 
 from examples.series import CHECKPOINT, register
 from examples.series.grpo import learn
+from examples.series.model import WavesForCausalLM as Served
 from examples.series.offline import answer, engine
 from examples.series.picture import draw
 from examples.series.reference import WavesForCausalLM
@@ -89,6 +90,22 @@ def test_same_ids_as_the_reference(llm: Any, model: Any, tokenizer: Any) -> None
     processor = WAVES.hf_processor(model.config, tokenizer)
     expected = [model.answer(processor, PROMPT, one, ANSWER_WORDS) for one in SERIES[:40]]
     assert answer(llm, SERIES[:40]) == expected
+
+
+def test_an_encoder_with_other_rows_does_not_end_the_engine(llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer beside such an item, and those after it, are as before."""
+    expected = answer(llm, SERIES[:4])
+    encode = Served.embed_series
+
+    def embed_series(self: Served, series: Any) -> Any:
+        return [rows[1:] if one[0, 0] == 13 else rows for one, rows in zip(series, encode(self, series), strict=True)]
+
+    monkeypatch.setattr(Served, "embed_series", embed_series)
+    unlucky = torch.full((9, 1), 13.0)
+    assert len(answer(llm, [SERIES[50], unlucky, SERIES[51]])) == 3
+    monkeypatch.undo()
+    assert answer(llm, SERIES[:4]) == expected
+    assert answer(llm, SERIES[50:52]) == answer(llm, [SERIES[51], SERIES[50]])[::-1]
 
 
 def test_series_in_a_chat(llm: Any, tokenizer: Any) -> None:
