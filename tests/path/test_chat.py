@@ -277,10 +277,16 @@ def _message(draw: Any) -> dict[str, Any]:
     return message
 
 
-CONVERSATIONS = st.lists(_message(), min_size=1, max_size=4)
+_WORDS = st.sampled_from(["", "a", "b b", "\n"]).map(lambda text: {"type": "text", "text": text})
+_ROWS = st.sampled_from("abc").map(lambda name: {"type": name, name: torch.ones(2, 2)})
+_PLAIN = st.lists(st.one_of(_WORDS, _ROWS), min_size=3, max_size=6).map(
+    lambda parts: [{"role": "user", "content": parts}]
+)
+"""Nothing but what every template of texts takes: items of several modalities in turn, among texts."""
+CONVERSATIONS = _PLAIN | st.lists(_message(), min_size=1, max_size=4)
 TOOLS = st.sampled_from([None, None, [{"type": "function", "function": {"name": "f", "parameters": {}}}]])
 FORMS = st.sampled_from(["auto", "auto", "string", "openai"])
-CHOSEN = st.sampled_from([None, "default", "tool_use", *TEMPLATES.values()])
+CHOSEN = st.sampled_from([None, "default", "tool_use"]) | st.sampled_from([*TEMPLATES.values()])
 
 STRICTER = (
     "Write a system message.",  # a release of vLLM makes one of a developer's
