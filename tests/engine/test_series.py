@@ -101,7 +101,7 @@ def test_series_in_a_chat(llm: Any, tokenizer: Any) -> None:
         assert inputs["input_ids"].tolist() == [prompt]
         assert (prompt, ids) == generated(llm, request)
     unknown = [{"role": "user", "content": [{"type": "waves", "waves": [[1.0]]}]}]
-    with pytest.raises(InputError, match="messages: expected parts of a type among text, series, got 'waves'"):
+    with pytest.raises(InputError, match="messages: expected a part of a type among text, series, got 'waves'"):
         llm.chat([unknown], GREEDY, use_tqdm=False, chat_template=TEMPLATE)
     # a template of texts: placeholders first, as those of images
     texts = {"chat_template_content_format": "string", "chat_template": "{{ messages[0].content }}"}

@@ -23,10 +23,13 @@ ENCODED = encode({"series": SERIES[:5]})["series"]
 GREEDY: Any = {"temperature": 0.0, "max_tokens": ANSWER_WORDS}
 SERIES_PART, IMAGE_PART = {"type": "series"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 REFUSED = [
-    (SERIES_PART | {"series": [[1.0]] * 65}, "series[0]: expected a (1..64, 1) float32 tensor"),
-    (SERIES_PART | {"series": {"dat": 1}}, "items.series[0].dat: expected one of data, dtype, shape"),
-    (SERIES_PART | {"series": None}, "['series'][0] is empty but multi_modal_uuids['series'][0] is missing."),
-    (SERIES_PART, 'the item of a part "series" as its "series", got none'),
+    (SERIES_PART | {"series": [[1.0]] * 65}, "messages[0].content[0].series: expected a (1..64, 1) float32 tensor"),
+    (SERIES_PART | {"series": {"dat": 1}}, "messages[0].content[0].series.dat: expected one of data, dtype, shape"),
+    (
+        SERIES_PART | {"series": None},
+        "messages[0].content[0].series: expected an item, or a uuid that names one, got null.",
+    ),
+    (SERIES_PART, 'messages[0].content[0]: expected a field "series" with the item, got none.'),
     (IMAGE_PART, "expected modalities among ['series'], got 'image'"),
 ]
 

@@ -19,8 +19,9 @@ IMAGES = [
     {"pixel_values": torch.randn(6, 32, 32, generator=RANDOM), "location_coords": torch.randn(2, generator=RANDOM)}
     for _ in range(5)
 ]
-TOO_MANY = r"terratorch_like\.image: .* At most 1 image\(s\) may be provided in one prompt\."
-MISSING = r"terratorch_like\.image: expected one item per request, got none\."
+WHERE = r"(terratorch_like\.image|messages\[0\]\.content\[1\]\.image)"
+TOO_MANY = WHERE + r": .* At most 1 image\(s\) may be provided in one prompt\."
+MISSING = r"(terratorch_like\.image|messages): expected one item per request, got none\."
 
 
 @pytest.fixture(scope="module")
