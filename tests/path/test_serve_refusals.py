@@ -186,6 +186,15 @@ def test_vllms_own_routes_are_behind_the_middleware(body, code, message):
         assert code == 200 or len(answer.content) < 2048
 
 
+def test_the_routes_of_a_server_behind_a_path_are_the_same():
+    """vLLM's --root-path stands in the path of a request."""
+    body = {"messages": [{"role": "user", "content": [{"type": "actions"}]}]}
+    with serving(Limits()) as client:
+        client.app.root_path, client.app.state.mmkit.engine.has_tokenizer = "/behind", True
+        answer = client.post("/behind/tokenize", json=body)
+        assert answer.json()["error"]["param"] == "messages[0].content[0]"
+
+
 FILE = {"file": b"\0,[" * 10**6}
 
 
