@@ -207,6 +207,11 @@ def respelled(prompt: list[int], targets: Collection[Target], tok: Vocabulary) -
         tok: the vocabulary.
     """
     target_of = {tok.text_of_target(target): target for target in targets}
+    simple, in_ids = tok.simple_text(prompt), as_text(prompt)
+    if simple is not None and all(
+        simple.count(text) == in_ids.count(as_text(target)) for text, target in target_of.items()
+    ):  # nearly always, and told at once
+        return prompt
     sought = sorted(filter(str.strip, target_of), key=len, reverse=True)  # the longest of equals
     pieces = tok.pieces(prompt)
     text = "".join(piece for piece, _ in pieces)

@@ -227,6 +227,13 @@ class Vocabulary:
             pieces.append((self._decoded_inside(parts), len(parts)))
         return pieces
 
+    def simple_text(self, ids: Sequence[int]) -> str | None:
+        """The text of ids that are a text each; None where some make a character together."""
+        for token in set(ids).difference(self._texts):
+            self._text_of(token)
+        text = "".join(map(self._texts.__getitem__, ids))
+        return None if _UNDECODED in text else text
+
     def _are_whole(self, parts: list[int], text: str) -> bool:
         """Whether ids are all of a text; the character that stands for what cannot be decoded may
         be in it itself."""

@@ -129,7 +129,7 @@ class Placeholders:
             got = f"{literal} other token{'' if literal == 1 else 's'} for {_sized(scope.item)}"
         if modality.guarded is not None:  # an item of a request
             return InputError(_where(modality, scope), expected, got, "Send a larger one.")
-        remedy = "Round up by ceil_div(), or state larger sizes, as between(64, 1024)."
+        remedy = "Round up by ceil_div(), or state a larger least size in the item type."
         return InputError(f"{modality.where}, layout", expected, got, remedy)
 
     def targets(self) -> dict[Target, bool]:

@@ -667,6 +667,8 @@ LARGER = [
 MISSING = [
     ("spec.m: expected 1 target [3] in the prompt for 1 item, got 0. Write one target per item, and nothing else …",
      lambda: put([1], ("replace", [3]))),
+    ("spec.m: expected 1 target [3] in the prompt for 1 item, got 0. …",
+     lambda: place([1], {"m": [alternatives(("replace", [3], [5]))]}, "spec", readings=("either",))),
     ("spec.m: expected 1 target '<graph>' in the prompt for 1 item, got 0. …",
      lambda: place([1], {"m": [alternatives(("replace", map(ord, "<graph>"), [5]))]}, "spec", tok=WORDS)),
     ("spec.m: expected 2 layouts [5] * 2 in the prompt for 2 items, got 1, and 1 placeholder [5] beside. Write …",

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from mmkit import InputError, ModelSpec, Tensor, already_expanded, cfg, embed, insert, item, literal, replace, tok
 from mmkit.expr import Scope
 from mmkit.layout import nothing
-from mmkit.placement import EMPTY, place
+from mmkit.placement import EMPTY, NotFound, place
 from mmkit.vocabulary import Vocabulary
 from tests.profiles import scaled
 from tests.spaced import spaced
 
 from . import naive
-from .common import Tokenizer, alternatives, modality, refused
+from .common import CONFIG, Tokenizer, alternatives, modality, refused
 
 
 def of_item(ways):
@@ -236,6 +236,26 @@ def test_a_character_of_several_ids_is_a_target():
             told = own.decode([*lead, *parts[0][1:]]).removeprefix(own.decode(lead))
             assert told.strip() == before.strip()
             assert own.decode([*lead, *parts[1]]) == own.decode(lead) + after
+
+
+class Partial(Tokenizer):
+    """Knows no text for one id."""
+
+    def decode(self, ids, skip_special_tokens):
+        if 9 in ids:
+            raise OverflowError("no such token")
+        return super().decode(ids, skip_special_tokens)
+
+
+def test_an_id_that_the_tokenizer_cannot_decode_is_logged(caplog):
+    """It is part of no target."""
+    update = replace(tok.text("<graph>"))
+    plan = ModelSpec("odd", modality("graph", item=Tensor((2,)), update=update)).bind(CONFIG, Partial())
+    written = [*map(ord, "a<graph>")]
+    assert plan.expand([9, *written], {"graph": torch.ones(2)}) == [9, ord("a"), 5]
+    assert "cannot decode the ids [9]" in caplog.text
+    sentence = "odd.graph: expected 1 target '<graph>' in the prompt for 1 item, got 0. …"
+    refused(NotFound, sentence, plan.expand, [9, *written[:-1]], {"graph": torch.ones(2)})
 
 
 # -- declarations ----------------------------------------------------------------------------------------------------
