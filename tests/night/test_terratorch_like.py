@@ -21,7 +21,7 @@ IMAGES = [
 ]
 PLACES = r"(terratorch_like\.image|messages\[0\]\.content\[1\]\.image)"
 TOO_MANY = rf"{PLACES}: .* At most 1 image\(s\) may be provided in one prompt\."
-MISSING = r"terratorch_like\.image: expected one item per request, got none\."
+MISSING = r"(terratorch_like\.image|messages): expected one item per request, got none\."
 
 
 @pytest.fixture(scope="module")
