@@ -29,13 +29,14 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from .errors import At, SpecError
 from .expr import Scope, Value, evaluate, expression, expressions, several
 from .items import Size, dtype_name, fits, shape_text
 from .layout import whole
-from .node import Part, Stated, evaluate_all, fold, leaves, stated, structure
+from .node import Part, Stated, evaluate_all, fold, leaves, mapped, stated, structure
 
 
 def _known_dtype(dtype: Any) -> str:
@@ -210,6 +211,11 @@ class Shared(Field):
 
     _word = "constant"
 
+    def derive(self, scope: Scope) -> Any:
+        # vLLM compares the values of the items of a batch by `==`, which has no truth value for
+        # arrays: two items would raise in the worker, which ends the engine
+        return mapped(_as_tensor, super().derive(scope))
+
     def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
         return [self.derive(scope)] * len(scopes)
 
@@ -217,9 +223,20 @@ class Shared(Field):
         return parts[0]
 
 
+def _as_tensor(value: Any) -> Any:
+    """A dense tensor for an array of numbers or a sparse tensor; any other value as it is."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return torch.tensor(value)
+    if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+        return value.to_dense()
+    return value
+
+
 def packed(data: Any) -> Any:
-    """The same values, with no gaps. vLLM looks at a field as bytes after `contiguous()`, which
-    leaves a vector of one element its stride."""
+    """The same values, with no gaps and without a gradient. vLLM looks at a field as bytes after
+    `contiguous()`, which leaves a vector of one element its stride."""
+    if isinstance(data, torch.Tensor) and data.requires_grad:
+        data = data.detach()
     if isinstance(data, torch.Tensor) and data.ndim == 1 and data.stride(0) != 1:
         return data.clone(memory_format=torch.contiguous_format)
     return data
