@@ -25,7 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
 from dataclasses import KW_ONLY, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from inspect import isroutine
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -33,7 +34,7 @@ import numpy as np
 import torch
 
 from .errors import At, SpecError
-from .expr import Scope, Value, evaluate, expression, expressions, several
+from .expr import Expr, Scope, Value, evaluate, expression, expressions, several
 from .items import Size, dtype_name, fits, shape_text
 from .layout import whole
 from .node import Part, Stated, evaluate_all, fold, leaves, mapped, stated, structure
@@ -264,6 +265,26 @@ class Identity(Part):
     _word = "identity"
 
 
+def _processor(value: Any) -> Any:
+    """An expression for a plain function of a `Scope`; an object that is called like a processor
+    stays as it is.
+
+    Raises:
+        SpecError: a class, or something that cannot be called.
+    """
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, type) or not callable(value):
+        expected = "an object that is called like a Hugging Face processor"
+        remedy = ""
+        if isinstance(value, type):
+            name = value.__name__
+            remedy = f"Give an instance: {name}(), or later({name})(...) of what the config says."
+        raise SpecError("processor of hf()", expected, repr(value), remedy)
+    is_function = isroutine(value) or isinstance(value, partial)
+    return expression(value) if is_function else value
+
+
 def _sizes(corner: Any) -> tuple[Any, ...]:
     return several(corner if isinstance(corner, tuple) else (corner,))
 
@@ -280,8 +301,9 @@ class HF(Part):
             (``proc.process``), or, for a model that ships none, one made from the config
             (``later(Tiles)(cfg.tile_size)``, or a function of a `Scope`). mmkit makes it once per
             distinct `mm_processor_kwargs`, and calls it with the items of all modalities that name
-            it, as ``(images=..., videos=..., audio=..., return_tensors="pt", **kwargs)``, with
-            those arguments that it takes.
+            it and have the same options, as ``(images=..., videos=..., audio=...,
+            return_tensors="pt", **kwargs)``, with those arguments that it takes. Any other
+            callable object than a function is such an object itself.
         inputs: vLLM's argument name to the processor's: ``{"images": "pixels"}``. vLLM's names are
             `images`, `videos` and `audios` (`audio` by default), for a `Tensor` or a `Text` the
             name of its modality, and for a `Record` the names of its parts.
@@ -295,7 +317,7 @@ class HF(Part):
             other items of the batch, for example by padding.
     """
 
-    processor: Stated[Value, Any] = stated(expression, default=None)
+    processor: Stated[Value | Callable[..., Any], Any] = stated(_processor, default=None)
     _: KW_ONLY
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
@@ -313,7 +335,7 @@ class HF(Part):
 
     @cached_property
     def key(self) -> Hashable:
-        """The identity of the call: modalities with equal keys share one call."""
+        """The identity of the declared call."""
         return structure((self.processor, self.kwargs, self.text))  # type: ignore[no-any-return]
 
     def bind(self, scope: Scope) -> HF:
