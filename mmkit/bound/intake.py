@@ -177,8 +177,11 @@ class Intake:
             if not is_one or hidden_size not in (None, item.shape[1]):
                 raise InputError(at, expected, form(item), remedy if is_one else "")
             check_finite(item, at)
-        # copies: what is cached must not change when the caller reuses its memory
-        return [item.detach().cpu().clone() for item in rows]
+        # Copies: what is cached must not change when the caller reuses its memory. In the dtype of
+        # the model, in which the language model gets them: vLLM batches the rows of all requests in
+        # the dtype of the first.
+        dtype = self._modality.dtype
+        return [item.detach().cpu().to(dtype or item.dtype, copy=True) for item in rows]
 
     def received(self, fields: Mapping[str, Any]) -> list[Any]:
         """The rows of each precomputed embedding that the model receives, (rows, hidden size).

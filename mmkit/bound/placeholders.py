@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -60,7 +60,7 @@ class Placeholders:
             raise SpecError(where, expected, repr(part), remedy)
         for fixed in layout.fixed():
             check_ids(fixed.ids, vocab_size, where)
-            modality.embed_ids |= fixed.embed_ids
+            self._guard(fixed.embed_ids)
         own, grid = layout.leaves(), leaves(modality.grid)
         read = own.union(*(update.leaves() for update in modality.updates))
         # what tells one geometry from another
@@ -74,7 +74,9 @@ class Placeholders:
         self.by_company = not read.isdisjoint((INDEX, COUNT))
         # those of a function may change while the item is cached
         may_change = any(leaf in (INDEX, COUNT) or leaf.root == "function" for leaf in own)
-        self.has_own_rows = bool(own) and not may_change
+        # the model knows a fixed number of rows from the server's plan, not from options
+        is_told = bool(own) or modality.is_of_request
+        self.has_own_rows = is_told and not may_change
         self.fixed_rows = None if own else layout.lay(modality.static).num_embeds
         self.shared: Alternatives | None = None
         self._memo = Memo(_LAYOUT_IDS, lambda known: len(known.placeholder) + _KEYS)
@@ -101,12 +103,7 @@ class Placeholders:
             got = f"{len(placeholder)} literal ids"
             raise InputError(at.where, "at least one embed() position per item", got)
         check_ids(placeholder.ids, self._vocab_size, at.where)
-        if modality.guarded is None:
-            modality.embed_ids |= placeholder.embed_ids
-        elif more := placeholder.embed_ids - modality.guarded:
-            expected = "embed() of ids that the largest or the smallest item has, too"
-            remedy = "State the layout as an expression: no prompt is guarded against other ids."
-            raise SpecError(at.where, expected, repr(sorted(more)), remedy)
+        self._guard(placeholder.embed_ids)
         if modality.grid and is_whole:
             self._sizes(scope, placeholder)
         ways = []
@@ -119,6 +116,25 @@ class Placeholders:
                 raise SpecError(at.where, "a target of at least one token", "none")
             ways.append(Way(update, target))
         return Alternatives(placeholder, ways)
+
+    def _guard(self, ids: Collection[int]) -> None:
+        """Add placeholder ids to those against which prompts are guarded, and which are never
+        sampled. Once a plan has these, other ids are refused.
+
+        Raises:
+            SpecError: names the other ids.
+        """
+        guarded = self._modality.guarded
+        if guarded is None:
+            self._modality.embed_ids |= set(ids)
+            return
+        if more := sorted(set(ids) - guarded):
+            expected = "embed() of ids that the largest or the smallest item has, too"
+            remedy = "State the layout as an expression: no prompt is guarded against other ids."
+            if self._modality.is_of_request:
+                expected = "embed() of ids that items have without these options, too"
+                remedy = "No prompt is guarded against other ids."
+            raise SpecError(f"{self._modality.where}, layout", expected, repr(more), remedy)
 
     def targets(self) -> dict[Target, bool]:
         """The targets that are known without an item, each with whether it stands for items only.
