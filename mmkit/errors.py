@@ -52,6 +52,11 @@ def relocated(error: InputError, where: str) -> InputError:
     return moved
 
 
+class OptionsError(InputError):
+    """Options of a request (`mm_processor_kwargs`) with which the spec cannot serve it, whatever
+    its items: a caller's mistake, since without them the spec is sound."""
+
+
 class VllmApiError(MmkitError):
     """The installed vLLM has none of the interfaces that mmkit knows."""
 
@@ -95,6 +100,27 @@ def of_spec(item: str = "the largest item", remedy: str = "") -> Iterator[None]:
     except InputError as error:
         reason = f"{item} that mmkit made is refused: {error}"
         raise SpecError(" ".join(filter(None, (reason, remedy)))) from error
+
+
+@contextmanager
+def of_options(where: str) -> Iterator[None]:
+    """A context in which whatever fails is a mistake of the options of a request.
+
+    Args:
+        where: names the options, for example ``robot, mm_processor_kwargs``.
+
+    Raises:
+        OptionsError: in place of what fails; an InputError stays as it is.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except MmkitError as error:
+        raise OptionsError(f"{where}: {error}") from error
+    except Exception as error:
+        got = f"{type(error).__name__}: {error}".rstrip(": .")
+        raise OptionsError(where, "options that the model takes", got) from error
 
 
 class At:

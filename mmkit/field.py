@@ -25,18 +25,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
 from dataclasses import KW_ONLY, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from inspect import isroutine
 from itertools import accumulate
 from reprlib import repr as brief
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from .errors import At, SpecError
-from .expr import Scope, Value, evaluate, expression, expressions, plain, several
+from .expr import Expr, Scope, Value, evaluate, expression, expressions, plain, several
 from .items import Size, dtype_name, fits, shape_text
 from .layout import whole
-from .node import Part, Stated, evaluate_all, fold, leaves, stated, structure
+from .node import Part, Stated, evaluate_all, fold, leaves, mapped, stated, structure
 
 
 def _known_dtype(dtype: Any) -> str:
@@ -219,6 +221,11 @@ class Shared(Field):
 
     _word = "constant"
 
+    def derive(self, scope: Scope) -> Any:
+        # vLLM compares the values of the items of a batch by `==`, which has no truth value for
+        # arrays: two items would raise in the worker, which ends the engine
+        return mapped(_as_tensor, super().derive(scope))
+
     def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
         return [self.derive(scope)] * len(scopes)
 
@@ -226,9 +233,20 @@ class Shared(Field):
         return parts[0]
 
 
+def _as_tensor(value: Any) -> Any:
+    """A dense tensor for an array of numbers or a sparse tensor; any other value as it is."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return torch.tensor(value)
+    if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+        return value.to_dense()
+    return value
+
+
 def packed(data: Any) -> Any:
-    """The same values, with no gaps. vLLM looks at a field as bytes after `contiguous()`, which
-    leaves a vector of one element its stride."""
+    """The same values, with no gaps and without a gradient. vLLM looks at a field as bytes after
+    `contiguous()`, which leaves a vector of one element its stride."""
+    if isinstance(data, torch.Tensor) and data.requires_grad:
+        data = data.detach()
     if isinstance(data, torch.Tensor) and data.ndim == 1 and data.stride(0) != 1:
         return data.clone(memory_format=torch.contiguous_format)
     return data
@@ -256,6 +274,26 @@ class Identity(Part):
     _word = "identity"
 
 
+def _processor(value: Any) -> Any:
+    """An expression for a plain function of a `Scope`; an object that is called like a processor
+    stays as it is.
+
+    Raises:
+        SpecError: a class, or something that cannot be called.
+    """
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, type) or not callable(value):
+        expected = "an object that is called like a Hugging Face processor"
+        remedy = ""
+        if isinstance(value, type):
+            name = value.__name__
+            remedy = f"Give an instance: {name}(), or later({name})(...) of what the config says."
+        raise SpecError("processor of hf()", expected, repr(value), remedy)
+    is_function = isroutine(value) or isinstance(value, partial)
+    return expression(value) if is_function else value
+
+
 def _sizes(corner: Any) -> tuple[Any, ...]:
     return several(corner if isinstance(corner, tuple) else (corner,))
 
@@ -272,8 +310,9 @@ class HF(Part):
             (``proc.process``), or, for a model that ships none, one made from the config
             (``later(Tiles)(cfg.tile_size)``, or a function of a `Scope`). mmkit makes it once per
             distinct `mm_processor_kwargs`, and calls it with the items of all modalities that name
-            it, as ``(images=..., videos=..., audio=..., return_tensors="pt", **kwargs)``, with
-            those arguments that it takes.
+            it and have the same options, as ``(images=..., videos=..., audio=...,
+            return_tensors="pt", **kwargs)``, with those arguments that it takes. Any other
+            callable object than a function is such an object itself.
         inputs: vLLM's argument name to the processor's: ``{"images": "pixels"}``. vLLM's names are
             `images`, `videos` and `audios` (`audio` by default), for a `Tensor` or a `Text` the
             name of its modality, and for a `Record` the names of its parts.
@@ -287,7 +326,7 @@ class HF(Part):
             other items of the batch, for example by padding.
     """
 
-    processor: Stated[Value, Any] = stated(expression, default=None)
+    processor: Stated[Value | Callable[..., Any], Any] = stated(_processor, default=None)
     _: KW_ONLY
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
@@ -305,7 +344,7 @@ class HF(Part):
 
     @cached_property
     def key(self) -> Hashable:
-        """The identity of the call: modalities with equal keys share one call."""
+        """The identity of the declared call."""
         return structure((self.processor, self.kwargs, self.text))  # type: ignore[no-any-return]
 
     def bind(self, scope: Scope) -> HF:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from copy import copy
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -22,8 +22,9 @@ from .bound.memo import Memo, options_key
 from .bound.modality import BoundModality
 from .bound.output import BoundOutput
 from .bound.processing import Processed
-from .errors import At, InputError, Refusals, SpecError
+from .errors import At, InputError, Refusals, SpecError, of_options
 from .expr import Scope, truth
+from .items import unscoped
 from .layout import EndingWith, Fixed, Target
 from .node import fold
 from .placement import EMPTY, READINGS, Items, Placed, Placement, Reading, Runs
@@ -76,6 +77,11 @@ class Plan:
         runs: the tokens that merge where a layout meets its prompt.
     """
 
+    embed_ids: frozenset[int]
+    outputs: dict[str, BoundOutput]
+    _owners: dict[int, list[str]]
+    """The modalities of each placeholder id."""
+
     def __init__(
         self,
         spec: Declaration,
@@ -85,12 +91,24 @@ class Plan:
         kwargs: Mapping[str, Any] | None = None,
         max_model_len: int | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        base: Plan | None = None,
     ) -> None:
+        """Bind a spec.
+
+        Args:
+            base: the server's plan, for the plan of a request's options: prompts are guarded by its
+                placeholder ids, and what it has learned from the items of the spec holds.
+
+        Raises:
+            SpecError: the spec cannot be bound.
+        """
         is_bare = tokenizer is not None and not isinstance(tokenizer, Vocabulary)
         if is_bare and not hasattr(tokenizer, "encode"):
             expected, remedy = "a config, then a tokenizer", "Write bind(config, tokenizer)."
             got = f"a {type(tokenizer).__name__} as tokenizer"
             raise SpecError(f"{spec.name}, bind", expected, got, remedy)
+        self._base = base
         self.spec, self.dtype, self._is_raw = spec, dtype, spec.is_raw
         # a model of raw input may have no ids; any id will do for its prompt
         self.vocab_size = vocab_size(config, sys.maxunicode if self._is_raw else None)
@@ -101,11 +119,17 @@ class Plan:
         tok = Vocabulary(tokenizer) if is_bare else tokenizer
         self._configured = Memo(CONFIGURED)
         refusals = self._bind(Scope(cfg=config, proc=processor, tok=tok, kwargs=dict(kwargs or {})))
+        if base is not None:
+            refusals.refuse()
+            # `Placeholders` refuses other ids
+            self._owners, self.embed_ids = base._owners, base.embed_ids
+            self.outputs = base.outputs  # which depend on no options
+            return
         for modality in self.modalities.values():
             with refusals.collected():
                 modality.rehearse()
         refusals.refuse()
-        self._owners: dict[int, list[str]] = {}
+        self._owners = {}
         for modality in self.modalities.values():
             for token in sorted(modality.embed_ids):
                 self._owners.setdefault(token, []).append(modality.name)
@@ -114,8 +138,8 @@ class Plan:
         self._check_literal_ids()
         placeholder_texts = self._placeholder_texts(tok)
         for modality in self.modalities.values():
-            modality.guarded = self.embed_ids
-            modality.intake.placeholder_texts = placeholder_texts
+            modality.learned.guarded = self.embed_ids
+            modality.learned.placeholder_texts = placeholder_texts
         known = Scope(cfg=config, tok=tok)
         self.outputs = {
             output.name: BoundOutput(output, spec.name, known, self.vocab_size, self.embed_ids)
@@ -128,12 +152,17 @@ class Plan:
         self.modalities: dict[str, BoundModality] = {}
         refusals = Refusals()
         for m in self.spec.modalities:
+            if self._base is not None and m.name not in self._base.modalities:
+                continue  # the model has none
             with refusals.collected():
                 with At(f"{name}.{m.name}, when"):
-                    present = truth(m.when, scope)
+                    concerning = replace(scope, kwargs=unscoped(m.item, scope.kwargs))
+                    present = truth(m.when, concerning)
                 if present:
-                    options = self.dtype, self.vocab_size, self._max_model_len
-                    self.modalities[m.name] = BoundModality(m, name, scope, *options)
+                    base = self._base.modalities[m.name] if self._base else None
+                    limits = self.vocab_size, self._max_model_len
+                    bound = BoundModality(m, name, scope, self.dtype, *limits, base)
+                    self.modalities[m.name] = bound
         prompt = Fixed((0,), b"\0") if self._is_raw else self.spec.prompt
         self._prompts: dict[Part, Any] = {}
         parts: dict[Part, Any] = {"prompt": prompt, "decoder_prompt": self.spec.decoder_prompt}
@@ -256,20 +285,29 @@ class Plan:
 
     def configured(self, kwargs: Mapping[str, Any], processor: Any) -> Plan:
         """This plan for the `mm_processor_kwargs` of one request. `proc` is the Hugging Face
-        processor that these options configure."""
-        if kwargs == self._scope.kwargs:
-            return self
-        return self._configured.get(options_key(kwargs), lambda: self._with(kwargs, processor))
+        processor that these options configure.
+
+        Raises:
+            InputError: options with which the spec cannot be bound.
+        """
+        with of_options(self._options_where):
+            if kwargs == self._scope.kwargs:
+                return self
+            return self._configured.get(options_key(kwargs), lambda: self._with(kwargs, processor))
 
     def _with(self, kwargs: Mapping[str, Any], processor: Any) -> Plan:
-        plan = copy(self)
-        plan._bind(replace(self._scope, kwargs=dict(kwargs), proc=processor)).refuse()
-        for name in plan.modalities.keys() & self.modalities.keys():
-            texts = self.modalities[name].intake.placeholder_texts
-            plan.modalities[name].intake.placeholder_texts = texts
-            shares = self.modalities[name].processing.shares_memory
-            plan.modalities[name].processing.shares_memory = shares
-        return plan
+        cfg, tok = self._scope.cfg, self._scope.tok
+        limits = self._max_model_len, self.dtype
+        return Plan(self.spec, cfg, tok, processor, kwargs, *limits, base=self)
+
+    @property
+    def _options_where(self) -> str:
+        return f"{self.spec.name}, mm_processor_kwargs"
+
+    def blamed(self) -> AbstractContextManager[None]:
+        """A context in which what fails is the caller's mistake, where this is the plan of a
+        request's options: without these, the spec is sound."""
+        return nullcontext() if self._base is None else of_options(self._options_where)
 
     def rewrite(
         self, part: Part, prompt: list[int], counts: Mapping[str, int] = EMPTY
@@ -311,9 +349,20 @@ class Plan:
                 the spec, refuses them.
             SpecError: the outputs contradict the declared fields, or there is no processor.
         """
+        with self.blamed():
+            done = self._process(taken)
+            for name, processed in done.items():
+                if not taken[name].embeds:
+                    self.modalities[name].check_forms(processed)
+        return done
+
+    def _process(self, taken: AllTaken) -> dict[str, Processed]:
         done: dict[str, Processed] = {}
         shared: dict[Hashable, dict[Call, Taken]] = {}
         for name, own in taken.items():
+            if name not in self.modalities:
+                expected = f"options with which the model has the modality {name}"
+                raise InputError(self._options_where, expected, "others")
             modality = self.modalities[name]
             modality.intake.check_present(own.values, "None, and no such item in the cache")
             processing = modality.processing
@@ -326,7 +375,7 @@ class Plan:
             elif (call := processing.call) is None or call.hf.one_by_one:
                 done[name] = processing.run(own)
             else:
-                shared.setdefault(call.hf.key, {})[call] = own
+                shared.setdefault(call.key, {})[call] = own
         for calls in shared.values():
             outputs = next(iter(calls)).outputs(calls)
             for call, own in calls.items():
@@ -457,11 +506,12 @@ class Plan:
     def _alternatives(self, taken: AllTaken, fields: AllProcessed = EMPTY) -> Items:
         """The alternatives of each item, by modality. Without their fields, items are processed as
         far as their layouts need it."""
-        return {
-            name: [*modality.layouts(own, fields.get(name))]
-            for name, modality in self.modalities.items()
-            if (own := taken.get(name))
-        }
+        with self.blamed():
+            return {
+                name: [*modality.layouts(own, fields.get(name))]
+                for name, modality in self.modalities.items()
+                if (own := taken.get(name))
+            }
 
     def spell(self, data: Mapping[str, object]) -> list[int]:
         """The ids that a caller writes for items, modality by modality: targets where the update

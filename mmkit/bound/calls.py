@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,9 @@ import torch
 from ..errors import InputError, SpecError
 from ..expr import evaluate
 from ..field import HF
-from ..items import unscoped
+from ..items import SCOPES, ItemType, options_of
 from ..node import mapped
+from .memo import options_key
 
 if TYPE_CHECKING:
     from .intake import Taken
@@ -28,15 +29,25 @@ _signature = lru_cache(inspect.signature)
 
 class LazyProcessor:
     """The model's Hugging Face processor, loaded at its first use by an expression or a function:
-    many models have none."""
+    many models have none.
 
-    def __init__(self, load: Callable[[], Any]) -> None:
-        self._load = load
+    Args:
+        load: loads it, with options as keyword arguments.
+        options: those `mm_processor_kwargs` of a request that configure it.
+    """
+
+    def __init__(self, load: Callable[..., Any], options: Mapping[str, Any] | None = None) -> None:
+        self._load, self._options = load, options or {}
 
     @cached_property
     def loaded(self) -> Any:
         """The processor itself."""
-        return self._load()
+        return self._load(**self._options)
+
+    def configured_for(self, kind: ItemType) -> LazyProcessor:
+        """Return the processor with those options alone that concern the items of a type."""
+        options = options_of(kind, self._options)
+        return self if options == self._options else LazyProcessor(self._load, options)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # `copy` and `pickle` probe for these
@@ -68,6 +79,27 @@ class Call:
         return self._evaluated(self.hf.processor)
 
     @cached_property
+    def options(self) -> Mapping[str, Any]:
+        """Those `mm_processor_kwargs` of a request that it gets: a part of a processor knows no
+        scopes; a whole one refuses an option that is in a scope and outside of it, too."""
+        if self.part is not None:
+            return self.modality.static.kwargs
+        options = self.modality.options
+        in_scopes = {name for scope in SCOPES for name in options.get(scope) or ()}
+        return {name: value for name, value in options.items() if name not in in_scopes}
+
+    @cached_property
+    def key(self) -> Hashable:
+        """The identity of the call: modalities with equal keys share one, and no others do."""
+        # options that JSON lacks, and objects without a hash, are shared with no other modality
+        try:
+            key = self.hf.key, options_key(self.options)
+            hash(key)
+        except TypeError:
+            return self.modality.name
+        return key
+
+    @cached_property
     def text(self) -> Any:
         """The text of one item, or None."""
         return self._evaluated(self.hf.text)
@@ -87,7 +119,12 @@ class Call:
         if own is None:
             where, remedy = f"{self.modality.model}, process", "Bind the spec with processor=."
             raise SpecError(where, "a Hugging Face processor for hf()", "none", remedy)
-        return own.loaded if isinstance(own, LazyProcessor) else own  # type: ignore[no-any-return]
+        own = own.loaded if isinstance(own, LazyProcessor) else own
+        if isinstance(own, type) or not callable(own):
+            expected = "an object that is called like a Hugging Face processor, for hf()"
+            remedy = "Give an instance of the class." if isinstance(own, type) else ""
+            raise SpecError(f"{self.modality.where}, process", expected, repr(own), remedy)
+        return own  # type: ignore[no-any-return]
 
     @cached_property
     def takes(self) -> Callable[[str], bool]:
@@ -111,16 +148,17 @@ class Call:
         those options of the request that the processor takes.
 
         Args:
-            items: canonical items, by the calls of their modalities. All have one `HF.key`.
+            items: canonical items, by the calls of their modalities. All have one `key`.
 
         Raises:
             InputError: the processor raises, or the options of the request state a fixed argument.
             SpecError: there is no processor.
         """
-        hf, options = self.hf, self.modality.options
-        if stated := set(hf.kwargs).intersection(options):
+        hf, options = self.hf, self.options
+        requested = {**options, **self.modality.static.kwargs}
+        if stated := set(hf.kwargs).intersection(requested):
             at, option = f"{self.modality.where}, mm_processor_kwargs", min(stated)
-            raise InputError(at, f"no {option}, which the spec fixes", repr(options[option]))
+            raise InputError(at, f"no {option}, which the spec fixes", repr(requested[option]))
         inputs: dict[str, Any] = {}
         if self.text is not None:
             inputs["text"] = self.text * sum(len(own.values) for own in items.values())
@@ -131,7 +169,6 @@ class Call:
             inputs |= call._columns(own)
         if self.part is not None:
             inputs = {name: value for name, value in inputs.items() if self.takes(name)}
-            options = unscoped(options, [call.modality.item for call in items])
         taken = {name: value for name, value in options.items() if self.takes(name)}
         if dropped := sorted(set(options).difference(taken)):
             kind = type(self.processor).__name__

@@ -68,8 +68,6 @@ class Intake:
         embeds_as: that field.
         companions: the fields that the layout of embeddings reads and callers send beside them,
             each with the item type of its parts.
-        placeholder_texts: the tokens that stand for items in a prompt, as texts, which no text in
-            an item may spell; known once the whole plan is bound.
     """
 
     def __init__(self, modality: BoundModality, companions: dict[str, Tensor]) -> None:
@@ -78,7 +76,6 @@ class Intake:
         self.takes_embeds, self.embeds_field = bool(embeds), f"{modality.name}_embeds"
         self.embeds_as = embeds if isinstance(embeds, Field) else Batched()
         self.companions = companions
-        self.placeholder_texts: Sequence[str] = ()
 
     def parse(self, data: object) -> list[Any]:
         """A caller's data as canonical items. None stands for an item whose content a
@@ -106,7 +103,7 @@ class Intake:
             InputError: names the text and the placeholder.
         """
         for place, text in self.item.texts(item):
-            for placeholder in self.placeholder_texts:
+            for placeholder in self._modality.learned.placeholder_texts:
                 if placeholder in text:
                     expected = f"a text without {placeholder!r}, which stands for an item"
                     raise InputError(f"{where}{place}", expected, brief(text))
@@ -199,6 +196,10 @@ class Intake:
         for i, item in enumerate(rows):
             where = f"{self.where}[{i}]"
             rows_of_item = check_rows(item, where, width=hidden_size, dtype=dtype, remedy=remedy)
+            # in the dtype of the model, in which the language model gets them: vLLM batches the
+            # rows of all requests in the dtype of the first
+            if dtype is not None:
+                rows_of_item = rows_of_item.to(dtype)
             checked.append(apart_from(item, rows_of_item))
         return checked
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -11,15 +12,17 @@ from typing import Any
 
 import torch
 
-from ..errors import At, InputError, Refusals, SpecError, of_spec
+from ..errors import At, InputError, MmkitError, Refusals, SpecError, of_spec
 from ..expr import Fields, Scope, evaluate, truth
-from ..field import HF, Batched, Field
-from ..items import ItemType, unscoped
+from ..field import HF, Batched, Field, Identity, Shared
+from ..items import ItemType, options_of, unscoped
 from ..items.tensor import Tensor
 from ..layout import AlreadyExpanded, Insert, Layout, Placeholder, Replace, Target, Update, whole
 from ..node import fold
 from ..placement import Alternatives
 from ..spec import Modality
+from .calls import LazyProcessor
+from .forms import Form, form_of, has_form
 from .intake import Embedding, Intake, Taken
 from .placeholders import Placeholders, PlaceholdersOfEmbeddings, TooManyRows
 from .processing import Processed, Processing
@@ -61,6 +64,43 @@ class _Facts(SimpleNamespace):
         raise AttributeError(f"an item has no attribute {name!r}")
 
 
+class Learned:
+    """What a modality learns from the items of its spec after it is bound.
+
+    The plans for the options of requests are not rehearsed: their modalities have the `Learned` of
+    the server's plan itself, so that nothing of it can be forgotten.
+
+    Attributes:
+        guarded: the placeholder ids of the plan, to which no item and no option adds any; None as
+            long as they are not known.
+        placeholder_texts: the tokens that stand for items in a prompt, as texts, which no text in
+            an item may spell; empty as long as they are not known.
+        shares_memory: see `Processing`.
+    """
+
+    def __init__(self, modality: BoundModality) -> None:
+        self._modality = modality
+        self.guarded: frozenset[int] | None = None
+        self.placeholder_texts: Sequence[str] = ()
+        self.shares_memory = False
+
+    @cached_property
+    def forms(self) -> Mapping[str, Form]:
+        """The form of each field of raw items, which all requests have in common."""
+        modality = self._modality
+        processed = {name for name in modality.checked if not modality.fields[name].is_derived}
+        forms: dict[str, Form] = {}
+        for value in (*reversed(modality.item.small()), *modality.item.candidates()):
+            # the processor may take no small item; that it takes the largest, vLLM's start shows
+            with suppress(MmkitError):
+                of_item = modality.forms_of(modality.process(value))
+                forms = {**of_item, **forms}
+                # a small item may leave a list empty; larger ones take time
+                if forms.keys() >= processed:
+                    break
+        return forms
+
+
 class BoundModality:
     """A modality, bound to one config and tokenizer: everything evaluated that depends on these
     alone.
@@ -70,7 +110,7 @@ class BoundModality:
         model: names the spec in errors.
         where: names the modality in errors, for example ``robot.actions``.
         static: the scope without an item.
-        options: the `mm_processor_kwargs` of its plan.
+        options: those `mm_processor_kwargs` of its plan that concern its items; see `options_of`.
         dtype: that of the floats of Hugging Face processors; None leaves them as they are.
         item: the item type.
         updates: the alternatives of `update`.
@@ -83,9 +123,11 @@ class BoundModality:
         placeholders: the layouts and targets of items.
         placeholders_of_embeddings: those of precomputed embeddings.
         embed_ids: the placeholder ids that are known without an item, or that items had so far.
-        guarded: those of the plan, to which no item adds any; None as long as they are not known.
+        checked: the fields of which all items must have one form.
+        learned: what its items taught.
         sends_rows: whether each item comes to the model with the number of its encoder rows: where
-            items differ in it, and where no field tells how many items there are.
+            items differ in it, where options of a request may change it, and where no field tells
+            how many items there are.
         literal_ids: the ids of layouts that receive no encoder row, as far as they are known
             without an item, or the rehearsed items have them.
         needs_fields: whether the layout or the targets read, or may read, what `process` returns.
@@ -96,6 +138,7 @@ class BoundModality:
     Args:
         vocab_size: number of ids of the language model.
         max_model_len: the longest context, into which the largest item has to fit; None for any.
+        base: the same modality of the server's plan, for the plan of a request's options.
 
     Raises:
         SpecError: a part that cannot be bound; `others` has the errors of the other parts.
@@ -109,11 +152,20 @@ class BoundModality:
         dtype: torch.dtype | None,
         vocab_size: int,
         max_model_len: int | None,
+        base: BoundModality | None = None,
     ) -> None:
         self.spec, self.name, self.model = spec, spec.name, model
         self.where = f"{model}.{spec.name}"
-        self.options, self.dtype, self._max_model_len = scope.kwargs, dtype, max_model_len
-        self.static = replace(scope, kwargs=unscoped(scope.kwargs, [spec.item]))
+        self.is_of_request = base is not None
+        self.learned: Learned = Learned(self) if base is None else base.learned
+        self.dtype, self._max_model_len = dtype, max_model_len
+        self.options = options_of(spec.item, scope.kwargs)
+        processor = scope.proc
+        if isinstance(processor, LazyProcessor):
+            processor = processor.configured_for(spec.item)
+        self.static: Scope = replace(
+            scope, kwargs=unscoped(spec.item, scope.kwargs), proc=processor
+        )
         refusals = Refusals()
 
         def bound(part: str, declared: Any) -> Any:
@@ -137,10 +189,9 @@ class BoundModality:
             limit = evaluate(spec.limit, self.static)
             self.limit = None if limit is None else whole(limit, spec.limit, "the most items")
         refusals.refuse()
-        self.item = item if hf else item.for_function()
+        self.item: ItemType = item if hf else item.for_function()
         self.embed_ids: set[int] = set()
         self.literal_ids: set[int] = set()
-        self.guarded: frozenset[int] | None = None
         self.placeholders = Placeholders(self, layout, vocab_size)
         self.placeholders_of_embeddings = self.placeholders
         if spec.embeds:
@@ -148,11 +199,19 @@ class BoundModality:
         self.intake = Intake(self, companions)
         self.processing = Processing(self, fields, hf)
         self.fields = {name: field for name, field in fields.items() if not field.hidden}
+        # items without a process are checked when they are read, and constants make no batch
+        is_processed = not isinstance(spec.process, Identity)
+        self.checked = [
+            name
+            for name, field in self.fields.items()
+            if not isinstance(field, Shared) and (is_processed or field.is_derived)
+        ]
         self.fields_and_embeds = dict(self.fields)
         if self.intake.takes_embeds:
             self.fields_and_embeds[self.intake.embeds_field] = self.intake.embeds_as
         tells_items = any(isinstance(field, Batched) for field in self.fields.values())
-        self.sends_rows = self.placeholders.fixed_rows is None or not tells_items
+        has_fixed_rows = self.placeholders.fixed_rows is not None and not self.is_of_request
+        self.sends_rows = not (has_fixed_rows and tells_items)
         read = self.placeholders.fields
         self.needs_fields = read is None or not read <= self.processing.from_facts
         self.needs_hf = hf is not None and self.needs_fields
@@ -168,6 +227,11 @@ class BoundModality:
     def at(self, part: str) -> At:
         """A context in which errors name a part of the modality."""
         return At(f"{self.where}, {part}")
+
+    @property
+    def guarded(self) -> frozenset[int] | None:
+        """See `Learned`."""
+        return self.learned.guarded
 
     @property
     def is_never_kept(self) -> bool:
@@ -297,6 +361,35 @@ class BoundModality:
         """
         with of_spec(remedy=self.item.remedy):
             return self.processing.run(Taken.whole([value]))[0]
+
+    def forms_of(self, fields: Mapping[str, Any]) -> dict[str, Form]:
+        """Return the forms of the fields of an item, as far as it tells them."""
+        forms: dict[str, Form] = {}
+        for name in self.checked:
+            if (form := form_of(fields[name], self.fields[name])) is not None:
+                forms[name] = form
+        return forms
+
+    def check_forms(self, processed: Processed) -> None:
+        """Refuse processed raw items whose fields have another form than those of other requests.
+
+        Raises:
+            InputError: names the first.
+        """
+        for index, fields in enumerate(processed):
+            for name, expected in self.learned.forms.items():
+                if has_form(fields[name], expected):
+                    continue
+                form = form_of(fields[name], self.fields[name])
+                if form not in (None, expected):
+                    where = f"{self.where}[{index}], fields[{name!r}]"
+                    remedy = "The items of all requests share a batch: send one of another dtype."
+                    if self.options:
+                        options = " and ".join(sorted(self.options))
+                        remedy = (
+                            f"Leave out those of mm_processor_kwargs that change it: {options}."
+                        )
+                    raise InputError(where, f"{expected}, as all items have", str(form), remedy)
 
     def read(self, taken: Taken) -> Processed:
         """The processed fields of some items as far as their layouts read them.
@@ -433,9 +526,26 @@ class BoundModality:
         if self.needs_hf:
             return
         rehearse(self)
+        if self.processing.call is None:
+            self._check_forms_of_spec()
         # also where the largest item is made to fit the context, a mistake shows now
         for value in (self.largest[0], *self.item.smallest()):
             self._check_rows_at_second_position(value)
+
+    def _check_forms_of_spec(self) -> None:
+        """Refuse a function of the spec whose fields have another form for the largest item than
+        for a small one, or a form that vLLM cannot batch.
+
+        Raises:
+            SpecError: names the field.
+        """
+        with of_spec():
+            for value in self.item.candidates()[:1]:
+                self.check_forms([self.process(value)])
+        for name, form in self.learned.forms.items():
+            if not form.layouts <= {torch.strided}:
+                where = f"{self.where}, fields[{name!r}]"
+                raise SpecError(where, "dense tensors, which vLLM can batch", str(form))
 
     def _check_rows_at_second_position(self, value: Any) -> None:
         """Refuse a layout whose number of encoder rows depends on the position of an item that is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -61,7 +61,7 @@ class Placeholders:
             raise SpecError(where, expected, repr(part), remedy)
         for fixed in layout.fixed():
             check_ids(fixed.ids, vocab_size, where)
-            modality.embed_ids |= fixed.embed_ids
+            self._guard(fixed.embed_ids)
             modality.literal_ids |= fixed.literal_ids
         own, grid = layout.leaves(), leaves(modality.grid)
         read = own.union(*(update.leaves() for update in modality.updates))
@@ -101,13 +101,9 @@ class Placeholders:
         if modality.spec.has_positions and not placeholder.num_embeds:
             raise self._without_positions(scope, placeholder)
         check_ids(placeholder.ids, self._vocab_size, at.where)
+        self._guard(placeholder.embed_ids)
         if modality.guarded is None:
-            modality.embed_ids |= placeholder.embed_ids
             modality.literal_ids |= placeholder.literal_ids
-        elif more := placeholder.embed_ids - modality.guarded:
-            expected = "embed() of ids that the largest or the smallest item has, too"
-            remedy = "State the layout as an expression: no prompt is guarded against other ids."
-            raise SpecError(at.where, expected, repr(sorted(more)), remedy)
         if modality.grid and is_whole:
             self._sizes(scope, placeholder)
         ways = []
@@ -131,6 +127,25 @@ class Placeholders:
             return InputError(_where(modality, scope), expected, got, "Send a larger one.")
         remedy = "Round up by ceil_div(), or state a larger least size in the item type."
         return InputError(f"{modality.where}, layout", expected, got, remedy)
+
+    def _guard(self, ids: Collection[int]) -> None:
+        """Add placeholder ids to those against which prompts are guarded, and which are never
+        sampled. Once a plan has these, other ids are refused.
+
+        Raises:
+            SpecError: names the other ids.
+        """
+        guarded = self._modality.guarded
+        if guarded is None:
+            self._modality.embed_ids |= set(ids)
+            return
+        if more := sorted(set(ids) - guarded):
+            expected = "embed() of ids that the largest or the smallest item has, too"
+            remedy = "State the layout as an expression: no prompt is guarded against other ids."
+            if self._modality.is_of_request:
+                expected = "embed() of ids that items have without these options, too"
+                remedy = "No prompt is guarded against other ids."
+            raise SpecError(f"{self._modality.where}, layout", expected, repr(more), remedy)
 
     def targets(self) -> dict[Target, bool]:
         """The targets that are known without an item, each with whether it stands for items only.

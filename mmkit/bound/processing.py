@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
-from ..errors import At, SpecError
+from ..errors import At, InputError, SpecError
 from ..expr import Fields, Scope
 from ..field import HF, Field, Flat, Identity, unpadded
 from ..node import evaluate_all, leaves
@@ -51,7 +51,6 @@ class Processing:
         self._processed = [name for name, field in fields.items() if not field.is_derived]
         self._unpad = hf.unpad if hf else {}
         self._needs_scopes = bool(self._unpad) or any(field.varies for field in fields.values())
-        self.shares_memory = False
         known: set[str] = set()
         for name, field in order:
             roots = {(leaf.root, *leaf.keys[:1]) for leaf in leaves(field.value)}
@@ -59,6 +58,15 @@ class Processing:
             if field.is_derived and {("fields", name) for name in known}.issuperset(unknown):
                 known.add(name)
         self.from_facts = frozenset(known)
+
+    @property
+    def shares_memory(self) -> bool:
+        """See the class."""
+        return self._modality.learned.shares_memory
+
+    @shares_memory.setter
+    def shares_memory(self, value: bool) -> None:
+        self._modality.learned.shares_memory = value
 
     def of_facts(self, taken: Taken) -> list[dict[str, Any]]:
         """The fields `from_facts` of canonical items."""
@@ -172,8 +180,9 @@ class Processing:
             in_parts: whether `raw` has a list of the items' parts for each field.
 
         Raises:
-            SpecError: a field is missing, has another number of items, or another shape or dtype
-                than stated.
+            InputError: a Hugging Face processor has made another shape or dtype than stated.
+            SpecError: a field is missing, has another number of items, or, from a function of the
+                spec, another shape or dtype than stated.
         """
         if not in_parts and self.call and (names := self.call.hf.outputs):
             raw = {names.get(name, name): value for name, value in raw.items()}
@@ -198,5 +207,22 @@ class Processing:
         for name, declared, at in self._stated:
             with at:
                 for i, (fields, scope) in enumerate(zip(parts, scopes, strict=True), taken.first):
-                    declared.check(fields[name], scope, i)
+                    self._check(declared, fields[name], scope, i, at.where)
         return parts
+
+    def _check(self, declared: Field, part: Any, scope: Scope, index: int, where: str) -> None:
+        """Compare the part of an item with the stated shape and dtype.
+
+        Raises:
+            InputError: a Hugging Face processor has made other ones of an item, for example of a
+                float array in place of bytes. A spec of which all items are so is refused by its
+                largest item.
+            SpecError: a function of the spec has.
+        """
+        if self.call is None:
+            declared.check(part, scope, index)
+            return
+        try:
+            declared.check(part, scope, index)
+        except SpecError as error:
+            raise InputError(f"{where}: {error}") from error

@@ -21,7 +21,10 @@ from .values import check_finite as check_finite
 from .values import dtype_name as dtype_name
 from .values import form as form
 
-SCOPES = ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs", "audio_kwargs")
+MEDIA_SCOPES = ("images_kwargs", "videos_kwargs", "audio_kwargs")
+"""The keys of `mm_processor_kwargs` that hold options for the items of one kind of media."""
+
+SCOPES = ("common_kwargs", "text_kwargs", *MEDIA_SCOPES)
 """The keys of `mm_processor_kwargs` that hold options for one part of a Hugging Face processor."""
 
 GIB = 1 << 30
@@ -44,7 +47,7 @@ class ItemType(Part):
             any of them.
         sent: what a caller may send for one item or several.
         mime: the media type of a file that holds one item; empty where JSON can hold an item.
-        scope: the key of `SCOPES` that concerns these items alone.
+        scope: the key of `MEDIA_SCOPES` that concerns these items alone; empty for none.
         form: the argument of ``mmkit show --item`` for an item of some sizes.
         dummy_sizes: the sizes of `largest`, as vLLM's `limit_mm_per_prompt` names them.
         small_sizes: the sizes of `small`, where not every spec accepts the smallest ones.
@@ -254,13 +257,33 @@ class ItemType(Part):
         return {"shape": None, "dtype": None}
 
 
-def unscoped(kwargs: Mapping[str, Any], kinds: Sequence[ItemType]) -> dict[str, Any]:
-    """The `mm_processor_kwargs` that concern some item types: the options without a scope,
-    overridden by those of `common_kwargs` and of the scopes of these types."""
-    options = {name: value for name, value in kwargs.items() if name not in SCOPES}
-    concerned = {"common_kwargs", *(kind.scope for kind in kinds)}
-    for scope in filter(concerned.__contains__, SCOPES):
-        options.update(kwargs.get(scope) or {})
+def options_of(kind: ItemType, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `mm_processor_kwargs` that concern the items of a type: all but the scopes of
+    other media.
+
+    Nothing else of the options reaches such an item, and its hash covers all of these: both are
+    computed here.
+    """
+    if not kind.scope:
+        return dict(kwargs)
+    others = set(MEDIA_SCOPES) - {kind.scope}
+    return {name: value for name, value in kwargs.items() if name not in others}
+
+
+def unscoped(kind: ItemType, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `options_of` without scopes: those that have none, overridden by those
+    of `common_kwargs`, and these by those of the type's own scope.
+
+    Raises:
+        InputError: a scope that holds no options.
+    """
+    concerning = options_of(kind, kwargs)
+    options = {name: value for name, value in concerning.items() if name not in SCOPES}
+    for scope in ("common_kwargs", kind.scope):
+        of_scope = concerning.get(scope) or {}
+        if not isinstance(of_scope, Mapping):
+            raise InputError(f"mm_processor_kwargs[{scope!r}]", "a dict of options", repr(of_scope))
+        options.update(of_scope)
     return options
 
 

@@ -15,8 +15,9 @@ from hypothesis import reject
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from ..errors import SpecError
+from ..errors import OptionsError, SpecError
 from ..generate import Classes
+from ..items import SCOPES
 from ..layout import as_text
 from ..model_spec import ModelSpec
 from ..placement import Runs
@@ -55,6 +56,19 @@ class Subject:
         self.has_own_kwargs = self.kwargs is not None
         if self.kwargs is None:
             self.kwargs = _kwargs_of(self.processor)
+        scopes = self._scopes
+        if len(scopes) > 1:
+            self.kwargs |= st.builds(_InScope, self.kwargs, st.sampled_from(scopes))
+
+    @property
+    def _scopes(self) -> list[str]:
+        """The keys of `mm_processor_kwargs` that hold options for items of one drawn modality
+        alone."""
+        if self.plan is None:
+            scopes = {_SCOPES_OF_VLLM.get(name, "") for name in self.samples}
+        else:
+            scopes = {modality.item.scope for modality in self.plan.modalities.values()}
+        return sorted(scopes - {""})
 
     @property
     def limits(self) -> dict[str, int | None]:
@@ -211,10 +225,13 @@ def _pieces(subject: Subject, name: str, samples: list[Sample], kwargs: Data) ->
 def _is_refusal(subject: Subject, kwargs: Data, error: Exception) -> bool:
     """Whether the refusal of items is legitimate, for example of an image one pixel wide, or a
     Hugging Face processor fails at an option that the kit itself chose. A fault of the spec is not
-    legitimate."""
+    legitimate, nor that it fails with options that its author states."""
+    has_own_kwargs = subject.has_own_kwargs and not isinstance(kwargs, _InScope)
+    if isinstance(error, OptionsError):
+        return not has_own_kwargs
     if isinstance(error, ValueError):
         return not isinstance(error, SpecError)
-    if subject.has_own_kwargs or not kwargs:
+    if has_own_kwargs or not kwargs:
         return False
     *_, (frame, _) = walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
@@ -224,6 +241,20 @@ _LIBRARIES = ("transformers", "torch", "torchvision", "numpy", "PIL")
 
 
 # -- options ---------------------------------------------------------------------------------------
+
+_SCOPES_OF_VLLM = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kwargs"}
+
+
+class _InScope(dict[str, Any]):
+    """Options for the items of one modality alone; those that are in a scope stay there."""
+
+    def __init__(self, options: Data, scope: str) -> None:
+        flat = {name: value for name, value in options.items() if name not in SCOPES}
+        others = {name: value for name, value in options.items() if name in SCOPES}
+        if flat:
+            others[scope] = {**(others.get(scope) or {}), **flat}
+        super().__init__(others)
+
 
 _PARTS = ("image_processor", "video_processor", "feature_extractor")
 
@@ -238,6 +269,9 @@ _OTHERWISE = {
     "max_image_tokens": 8,
 }
 
+# Options that together make bytes in place of floats.
+_AS_BYTES = {"do_rescale": False, "do_normalize": False}
+
 # Options with a half of their own value; of a mapping, a half of each.
 _HALVED = ("size", "min_pixels", "max_pixels", "max_image_size")
 
@@ -249,17 +283,27 @@ def _kwargs_of(processor: Any) -> SearchStrategy[Data]:
         hf_processor = processor.info.get_hf_processor()
         parts = [hf_processor, *(getattr(hf_processor, name, None) for name in _PARTS)]
         options = {key: value for part in parts for key, value in _options(part).items()}
+        named = {name for part in parts if part is not None for name in _named(part)}
     except Exception:  # each processing info says in a way of its own that there is none
         return st.just(_NONE)
-    return st.sampled_from([_NONE, *({name: options[name]} for name in sorted(options))])
+    drawn = [_NONE, *({name: options[name]} for name in sorted(options))]
+    if named.issuperset(_AS_BYTES):
+        drawn.append(_AS_BYTES)
+    return st.sampled_from(drawn)
+
+
+def _named(part: Any) -> set[str]:
+    """The options that a processor, or a part of one, names."""
+    named = {*inspect.signature(getattr(part, "preprocess", part.__call__)).parameters}
+    for of_class in getattr(getattr(part, "valid_kwargs", None), "__mro__", ()):
+        named |= {*getattr(of_class, "__annotations__", {})}
+    return named
 
 
 def _options(part: Any) -> dict[str, Any]:
     if part is None:
         return {}
-    named = {*inspect.signature(getattr(part, "preprocess", part.__call__)).parameters}
-    for of_class in getattr(getattr(part, "valid_kwargs", None), "__mro__", ()):
-        named |= {*getattr(of_class, "__annotations__", {})}
+    named = _named(part)
     halves = {name: half for name in _HALVED if (half := _half(getattr(part, name, None)))}
     return {name: value for name, value in (_OTHERWISE | halves).items() if name in named}
 
@@ -309,7 +353,7 @@ def of_spec(
     plan: Plan = instance.info.plan
     words = special_texts(plan)
     drawn = {
-        name: spelling(items(m.item), m.item, [*words.keys() - m.intake.placeholder_texts])
+        name: spelling(items(m.item), m.item, [*words.keys() - m.learned.placeholder_texts])
         for name, m in plan.modalities.items()
         if name not in given
     }

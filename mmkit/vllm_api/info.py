@@ -65,11 +65,12 @@ class ProcessingInfo(BaseProcessingInfo):
             raise SpecError("proc", expected, str(error).rstrip("."), remedy) from error
 
     def merged_kwargs(self, kwargs: Mapping[str, object]) -> dict[str, Any]:
-        """The `mm_processor_kwargs` of a request, merged with the server's."""
-        # before 0.17 there is no such method
-        merge = getattr(self.ctx, "get_merged_mm_kwargs", None)
-        merge = merge or self.ctx.get_mm_config().merge_mm_processor_kwargs
-        merged: dict[str, Any] = merge(kwargs)
+        """The `mm_processor_kwargs` of a request, merged with the server's.
+
+        Not as `ctx.get_merged_mm_kwargs` does from 0.31: it drops an option without a scope for all
+        modalities where the scope of one has it too, so that `videos_kwargs` would change images.
+        """
+        merged: dict[str, Any] = self.ctx.get_mm_config().merge_mm_processor_kwargs(kwargs)
         return merged
 
     if compat.INFO_PARSES:

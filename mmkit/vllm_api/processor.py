@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 from typing_extensions import override
@@ -25,7 +24,7 @@ from ..bound.intake import Taken
 from ..bound.modality import BoundModality
 from ..bound.processing import Processed
 from ..errors import InputError
-from ..items import SCOPES
+from ..items import options_of
 from ..placement import Alternatives, Placement
 from ..plan import Plan
 from ..spec import Declaration
@@ -158,10 +157,7 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         """The options of a request with which items of a modality are processed."""
         if not request.kwargs:
             return request.factors
-        own = dict(request.kwargs)
-        if scope := self.plan.modalities[name].item.scope:
-            others = {*SCOPES} - {"common_kwargs", scope}
-            own = {key: value for key, value in own.items() if key not in others}
+        own = options_of(self.plan.modalities[name].item, request.kwargs)
         return {**request.factors, "mm_processor_kwargs": own}
 
     def _completed(
@@ -219,7 +215,9 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         for name, parts in self._parts(plan, request, some, missing).items():
             modality = plan.modalities[name]
             # options of the request may make more rows of an item than those of the server do
-            layouts = modality.layouts(some[name], parts, may_be_larger=bool(request.kwargs))
+            may_be_larger = bool(request.kwargs)
+            with plan.blamed():
+                layouts = [*modality.layouts(some[name], parts, may_be_larger=may_be_larger)]
             for i, fields, own in zip(missing[name], parts, layouts, strict=True):
                 rows = None if some[name].embeds else own.placeholder.num_embeds
                 processed[name][i] = self.item(modality, fields, rows), own
@@ -229,7 +227,7 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         """The plan for the `mm_processor_kwargs` of one request."""
         if not kwargs:
             return self.plan
-        processor = LazyProcessor(partial(self.info.get_hf_processor, **kwargs))
+        processor = LazyProcessor(self.info.get_hf_processor, kwargs)
         return self.plan.configured(self.info.merged_kwargs(kwargs), processor)
 
     def _parts(

@@ -26,6 +26,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.parse import ProcessorBatchItems
 
 from mmkit import (
+    Image,
     InputError,
     Modality,
     ModelSpec,
@@ -34,6 +35,7 @@ from mmkit import (
     Record,
     Tensor,
     Text,
+    Video,
     already_expanded,
     any_id,
     batched,
@@ -44,7 +46,9 @@ from mmkit import (
     embed,
     fields,
     flat,
+    hf,
     item,
+    kwargs,
     tok,
 )
 from mmkit import replace as replaces
@@ -624,6 +628,73 @@ def another_llava(method: tuple[str, Callable[..., Any]] | None = None, **change
     return of_spec(spec, system.checkpoint, classes=classes, samples={"image": images})
 
 
+class Scale:
+    """Pixels in the corner of images and videos, times an option."""
+
+    def __call__(self, images=(), videos=(), scale=1, return_tensors=None):
+        def corners(items):
+            return [torch.from_numpy(np.asarray(item)[..., :1, :1, :].astype(np.float32)) * scale for item in items]
+
+        return {"pictures": corners(images), "clips": corners(videos)}
+
+
+SCALE = Scale()
+
+
+MEDIA = ModelSpec(
+    "media",
+    Modality(
+        "image",
+        item=Image(largest=(8, 8)),
+        placeholder=tok["<pad>"],
+        tokens=kwargs.get("rows", 2),
+        update=replaces(tok["<frame>"]),
+        fields={"pictures": batched()},
+        process=hf(SCALE),
+        limit=2,
+    ),
+    Modality(
+        "video",
+        item=Video(largest=(3, 8, 8)),
+        placeholder=tok["<row>"],
+        tokens=kwargs.get("rows", 2),
+        update=replaces(tok["<series>"]),
+        fields={"clips": batched()},
+        process=hf(SCALE),
+        limit=2,
+    ),
+)
+"""Two modalities of one processor."""
+
+
+def media(**classes: type) -> Subject:
+    options = st.sampled_from([{}, {"scale": 2}, {"rows": 3}])
+    return of_spec(MEDIA, checkpoint(), kwargs=options, classes=MEDIA.classes._replace(**classes))
+
+
+def options_of_another_modality():
+    def parts(inherited, plan, request, items, missing):
+        if len(items) > 1:
+            merged = dict(request.kwargs)
+            for of_scope in request.kwargs.values():
+                merged |= of_scope if isinstance(of_scope, dict) else {}
+            plan = plan.configured(merged, None)
+        return inherited(plan, request, items, missing)
+
+    return media(processor=overriding(MEDIA.classes.processor, "_parts", parts))
+
+
+def integers_by_an_option():
+    def parts(inherited, plan, request, items, missing):
+        fields = dict(inherited(plan, request, items, missing))
+        if request.kwargs and "frames" in fields and not items["frames"].embeds:
+            fields["frames"] = [{"frames": own["frames"].int()} for own in fields["frames"]]
+        return fields
+
+    classes = MIXED.classes._replace(processor=overriding(MIXED.classes.processor, "_parts", parts))
+    return of_spec(MIXED, checkpoint(_registered(ByHand, MIXED)), kwargs=KWARGS, classes=classes)
+
+
 def flipped_channels(items, scope):
     return {"pixel_values": scope.proc.image_processor(list(items), return_tensors="pt")["pixel_values"].flip(-3)}
 
@@ -743,6 +814,8 @@ BUGS = [
         r"frames\[\d\] alone and in this request: \['frames'\]: values differ"),
     Bug("independence", "field_of_the_index", "frames", field_of_the_index,
         r"frames\[\d\] alone and in this request: \['position'\]: values differ"),
+    Bug("independence", "options_of_another_modality", "subject", options_of_another_modality,
+        r"(image|video)\[\d\] alone and in this request: \['(pictures|clips)'\]: values differ"),
     Bug("worst_case", "stated_maximum_too_small", STATED, _stated(-1),
         r"(3 rows are stated for series, and the dummy item has 4|1 rows .* for frames, and .* has 2)"),
     Bug("worst_case", "stated_maximum_too_large", STATED, _stated(+1),
@@ -754,7 +827,7 @@ BUGS = [
         r"KeyError: '(series|frames)'"),
     Bug("identity", "hash_of_the_shape", HASHES, hash_of_the_shape, r"TensorSample\(seed=1, .*\) has the same hash"),
     Bug("identity", "hash_of_the_container", "parser.parsed", hash_of_the_container,
-        r"the same content as (ndarray|list) has another hash"),
+        r"the same content as (ndarray|list) (has another hash|is refused)"),
     Bug("identity", "hash_of_the_file", "subject", lambda: another_llava(("_hashed", hash_of_the_file)),
         r"a file decoded on white and on black \(rgba_background_color\): one hash"),
     Bug("round_trip", "field_left_out", "processor.item", field_left_out,
@@ -834,6 +907,8 @@ BUGS = [
     Bug("strangers", "embeddings_of_one_length", "series",
         lambda: {"embeds": tok["<open>"] + embed(tok["<row>"]) * item.rows + tok["<close>"]},
         r"items of series of two requests in one batch: RuntimeError: stack expects each", model=OneLength),
+    Bug("strangers", "integers_by_an_option", "subject", integers_by_an_option,
+        r"items of frames of two requests in one batch: TypeError: torch.cat\(\): input types can't be cast"),
     Bug("reference", "token_that_the_reference_lacks", "subject",
         lambda: another_llava(layout=embed(cfg.image_token_index) * 16 + tok["</s>"]),
         r"the Hugging Face processor and vLLM, of '.*<image>.*': ids: "),

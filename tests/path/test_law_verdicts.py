@@ -97,17 +97,18 @@ def test_a_law(check: Any, kind: type[Exception], sentence: str) -> None:
 
 
 def test_a_field_that_an_option_contradicts() -> None:
-    """The spec is at fault, not the request: such a request is no refused one."""
+    """Its author states the options, so that the spec is at fault: such a request is no refused one."""
 
     def cut(items: Any, scope: Any) -> dict[str, Any]:
         return {"frames": torch.stack(items)[..., : scope.kwargs.get("length")]}
 
     spec = plain(fields={"frames": batched(shape=(2, 3))}, process=cut)
     subject = testing.of_spec(spec, checkpoint(), kwargs=st.sampled_from([{}, {"length": 2}]))
-    sentence = "plain.frames, fields['frames']: item 0: expected shape (2, 3) per item, got (2, 2)."
+    of_item = "plain.frames, fields['frames']: item 0: expected shape (2, 3) per item, got (2, 2)."
+    sentence = f"plain, mm_processor_kwargs: {of_item}"
     where = "\n    in the processing of frames: …, mm_processor_kwargs {'length': 2}"
     law = partial(testing.check_law, examples=20)
-    refused(testing.Violation, f"cache: SpecError: {sentence}{where}", law, "cache", subject)
+    refused(testing.Violation, f"cache: OptionsError: {sentence}{where}", law, "cache", subject)
 
 
 def test_embeddings_that_a_registered_processor_refuses() -> None:

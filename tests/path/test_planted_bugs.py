@@ -11,7 +11,7 @@ from mmkit.testing import LAWS, NotApplicable, check_law
 from tests import ROOT
 from tests.profiles import scaled
 
-from .planted import BASES, BUGS, BY_NUMBER, NOTED, Bug, another_qwen, mixed, violation
+from .planted import BASES, BUGS, BY_NUMBER, NOTED, Bug, another_qwen, media, mixed, violation
 
 EXAMPLES = 200
 """At most; every planted bug is found before, the same way each time."""
@@ -55,6 +55,12 @@ def test_correct_processors_pass(base: str) -> None:
         except NotApplicable:
             # no Hugging Face processor, positions of one dimension; no tokenizer, no embeddings, no outputs
             assert name in ("reference", "positions") or (base == "robot" and name in ("text", "embeds", "outputs"))
+
+
+def test_options_of_one_modality_pass() -> None:
+    """Two modalities that share a processor, and options in the scope of one."""
+    for law in ("identity", "independence", "cache"):
+        check_law(law, media(), examples=scaled(60))
 
 
 def test_correct_positions_pass() -> None:

@@ -35,6 +35,7 @@ from mmkit import (
     hf,
     insert,
     item,
+    kwargs,
     literal,
     proc,
     replace,
@@ -115,6 +116,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (
         "frames, mm_processor_kwargs: expected no scale, which the spec fixes, got 3.",
         dict(spec=PADDED, kwargs={"scale": 3}),
+    ),
+    (
+        " mm_processor_kwargs: plain.frames, layout: kwargs.get('rows', 2): expected a repetition count, ",
+        dict(spec=plain(layout=embed(tok["<pad>"]) * kwargs.get("rows", 2)), kwargs={"rows": "x"}),
     ),
 ]
 """What a sentence begins with, after the name of the spec; the spec, if not the plain one, and parts of the request."""

@@ -16,7 +16,7 @@ from PIL import Image as PILImage
 
 from mmkit import Audio, Image, InputError, Record, Tensor, Text, Video, between, cfg, item, where
 from mmkit.expr import Scope
-from mmkit.items.base import unscoped
+from mmkit.items.base import options_of, unscoped
 from mmkit.items.memory import apart_from
 
 from .common import outcome
@@ -502,8 +502,14 @@ def test_a_smaller_video_has_fewer_frames(fraction, shape):
 def test_options_of_the_parts_of_a_processor():
     """Those of a scope override the others, for the items that it concerns."""
     options = {"size": 1, "n": 2, "common_kwargs": {"size": 3}, "images_kwargs": {"size": 4}, "audio_kwargs": None}
-    for kinds, size in (([], 3), ([AUDIO], 3), ([AUDIO, IMAGE], 4)):
-        assert unscoped(options, kinds) == {"size": size, "n": 2}
+    for kind, size in ((Tensor((2,)), 3), (AUDIO, 3), (IMAGE, 4)):
+        assert unscoped(kind, options) == {"size": size, "n": 2}
+    assert options_of(AUDIO, options) == {key: own for key, own in options.items() if key != "images_kwargs"}
+    assert options_of(Tensor((2,)), options) == options
+    with pytest.raises(
+        InputError, match=r"^mm_processor_kwargs\['images_kwargs'\]: expected a dict of options, got 4\.$"
+    ):
+        unscoped(IMAGE, {"images_kwargs": 4})
 
 
 def test_metadata_where_it_is_required():

@@ -294,6 +294,11 @@ SPECS = [
      lambda: ModelSpec("a", modality(item=Audio(largest=3), process=hf(inputs={"audio": "sound"})))),
     ("a, merges: expected a character …, got '\\u2028'.", lambda: ModelSpec("a", OTHER, merges="\u2028").bind(CONFIG)),
     ('insert(): expected at="start" or after=a prefix, got nothing.', insert),
+    ("processor of hf(): expected an object that is called like a Hugging Face processor, got <class 'int'>. Give an "
+     "instance: int(), or later(int)(...) of what the config says.", lambda: hf(int)),
+    ("processor of hf(): expected an object …, got 3.", lambda: hf(3)),
+    ("spec.m, process: expected an object that is called like …, for hf(), got 2.",
+     lambda: preview({"m": ZEROS}, process=hf(cfg.n))),
     ("insert(): expected …, got at='middle'.", lambda: insert(at="middle")),
     ("insert(): expected …, got at='start', after=5.", lambda: insert(at="start", after=5)),
     ("layout: expected token ids, got '<image>'. Write tok['<image>'] for one token or tok.text('<image>') for text.",

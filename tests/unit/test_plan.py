@@ -2,6 +2,8 @@
 
 import math
 import re
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 
@@ -495,3 +497,158 @@ def test_unpadding(shape):
     padded = {"values": torch.tensor([[1.0, 0.0], [2.0, 3.0]]), "lengths": torch.tensor([1, 2])}
     finished = own.processing.finish(padded, Taken.whole([torch.zeros(1), torch.zeros(2)]))
     assert [part["x"].tolist() for part in finished] == [[1.0], [2.0, 3.0]]
+
+
+# -- options of a request ----------------------------------------------------------------------------------------------
+
+PAD = kwargs.get("pad", 5)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [embed(PAD), embed(PAD) + where(item.length > 1, 1, 2), where(kwargs.get("pad", 0) == 9, embed(9), embed(5)),
+     lambda s: embed(s.kwargs.get("pad", 5)) * s.item.length],
+)  # fmt: skip
+def test_options_bring_no_placeholder_that_prompts_are_not_guarded_against(layout):
+    """It would pass in a prompt without items, and could be sampled."""
+    plan = plan_of(modality(layout=layout), modality("other", layout=embed(6), fields={"y": batched()}))
+    assert plan.embed_ids == {5, 6}
+    for pad in (5, None):
+        asked = plan.configured({"pad": pad} if pad else {"n": 1}, None)
+        assert (asked.embed_ids, asked.modalities["m"].guarded) == ({5, 6}, {5, 6})
+        assert 5 in asked.preview(asked.spell({"m": ONE}), {"m": ONE}).prompt_token_ids
+    with pytest.raises(InputError, match=r"^spec, mm_processor_kwargs: spec\.m, layout: .* without .*, got \[9\]\. No"):
+        plan.configured({"pad": 9}, None).preview([9], {"m": ONE})
+
+
+@given(st.dictionaries(st.sampled_from(["pad", "rows", "size", "when", "images_kwargs"]),
+                       st.sampled_from([None, "x", -1, 0, 1.5, 300, [], {}, {"pad": "x"}])))  # fmt: skip
+def test_bad_options_are_the_callers(options):
+    """Whatever part of a spec reads them: the request is refused, or answered."""
+
+    def process(items, scope):
+        return {"x": torch.stack(items)[: scope.kwargs.get("size", 9)]}
+
+    own = modality("m", item=Tensor((2, 2)), layout=embed(kwargs.get("pad", 5)) * kwargs.get("rows", 2),
+                   when=kwargs.get("when", 1) + 1 > 0, process=process)  # fmt: skip
+    plan = plan_of(own, modality("other", fields={"y": batched()}, layout=embed(6)))
+    with suppress(InputError):
+        plan.configured(options, None).preview([5, 5], {"m": ONE})
+
+
+def test_what_binding_has_learned_holds_with_options():
+    """A function that writes to its own memory again is copied."""
+    buffer = torch.zeros(1, 2, 2)
+
+    def process(items, scope):
+        buffer[:] = items[0] * scope.kwargs.get("scale", 1)
+        return {"x": buffer}
+
+    plan = plan_of(modality(process=process, limit=2))
+    asked = plan.configured({"scale": 3}, None)
+    got = asked.preview([5, 5], {"m": [ONE + 1, ONE + 2]}).fields["m"]
+    assert [float(own["x"].mean()) for own in got] == [3, 6]
+    assert asked.modalities["m"].learned is plan.modalities["m"].learned
+
+
+def test_a_call_gets_the_options_of_its_items():
+    """A whole processor with their scopes, each option once; modalities of other options are another call."""
+    calls = []
+
+    def processor(images=(), videos=(), return_tensors=None, truncation=None, **options):
+        calls.append((len(images), len(videos), options))
+        return {"x": [ONE for _ in images], "y": [ONE for _ in videos]}
+
+    plan = plan_of(
+        modality("image", item=Image(largest=(4, 4)), process=hf(), layout=embed(5)),
+        modality("video", item=Video(largest=(2, 4, 4)), process=hf(), layout=embed(6), fields={"y": batched()}),
+        processor=processor,
+    )
+    data = {"image": torch.zeros(4, 4, 3, dtype=torch.uint8), "video": torch.zeros(2, 4, 4, 3, dtype=torch.uint8)}
+    plan.preview([5, 6], data)
+    of_images, of_videos = {"images_kwargs": {"a": 1}}, {"videos_kwargs": {"a": 2}}
+    for options, expected in (
+        ({"a": 3}, [(1, 1, {"a": 3})]),
+        ({"a": 3} | of_images, [(1, 0, of_images), (0, 1, {"a": 3})]),
+        ({"b": 3} | of_images | of_videos, [(1, 0, {"b": 3} | of_images), (0, 1, {"b": 3} | of_videos)]),
+        ({"common_kwargs": {"a": 1}}, [(1, 1, {"common_kwargs": {"a": 1}})]),
+    ):
+        calls.clear()
+        plan.configured(options, processor).preview([5, 6], data)
+        assert calls == expected
+
+
+@dataclass  # which has no hash
+class Doubled:
+    factor: int = 2
+
+    def __call__(self, m, return_tensors):
+        return {"x": [own * self.factor for own in m]}
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [Doubled(), later(Doubled)(), later(Doubled)(2), later(Doubled)(cfg.n), lambda s: Doubled(),
+     partial(lambda factor, s: Doubled(factor), 2), torch.nn.Identity()],
+)  # fmt: skip
+def test_an_object_that_is_called_like_a_processor(processor):
+    """Only plain functions are functions of a scope."""
+    if isinstance(processor, torch.nn.Identity):
+        processor.forward = lambda m, return_tensors: {"x": [own * 2 for own in m]}
+    plan = plan_of(modality(process=hf(processor)))
+    assert plan.preview([5], {"m": ONE + 1}).fields["m"][0]["x"].tolist() == [[2.0, 2.0]] * 2
+    assert plan.spec == ModelSpec("spec", modality(process=hf(processor)))
+
+
+@pytest.mark.parametrize("declared", [batched(), flat(2), flat(2, dim=1)])
+@pytest.mark.parametrize("is_hf", [False, True])
+def test_a_field_has_one_form(declared, is_hf):
+    """Whatever an option, or the content of an item, makes of it; of a batched field, the rank may differ."""
+
+    def made(m, deeper=0, return_tensors=None):
+        batch = torch.stack(list(m))
+        batch = batch.long() if bool((batch == batch.round()).all()) else batch
+        batch = batch.reshape(*batch.shape, *[1] * deeper)
+        return {"x": batch if isinstance(declared, batched) else torch.cat(list(batch), declared.dim)}
+
+    process = hf(lambda s: made) if is_hf else lambda items, s: made(items, **s.kwargs)
+    plan = plan_of(modality(process=process, fields={"x": declared}))
+    deeper = plan.configured({"deeper": 1}, None)
+    plan.preview([5], {"m": ONE + 1})
+    remedies = {plan: r"The items of .*", deeper: r"Leave out those of mm_processor_kwargs that change it: deeper\."}
+    where = r"spec\.m\[0\], fields\['x'\]"
+    for asked, remedy in remedies.items():
+        if asked is deeper and isinstance(declared, batched):
+            asked.preview([5], {"m": ONE + 1})
+        expected, got = "a int64 tensor.*, as all items have", "a float32 tensor.*"
+        with pytest.raises(InputError, match=rf"^{where}: expected {expected}, got {got}\. {remedy}$"):
+            asked.preview([5], {"m": ONE + 0.5})
+    if isinstance(declared, flat):
+        got = "a int64 tensor of 3 dimension"
+        with pytest.raises(InputError, match=rf"^{where}: expected a int64 tensor of 2 dimension.*, got {got}"):
+            deeper.preview([5], {"m": ONE + 1})
+
+
+def test_fields_that_hold_nothing_have_every_form():
+    """An empty list, and None: vLLM leaves them in a list."""
+
+    def process(items, scope):
+        return {
+            "x": items,
+            "crops": [list(own[1:]) for own in items],
+            "none": [own if len(own) > 1 else None for own in items],
+        }
+
+    names = ("x", "crops", "none")
+    plan = plan_of(
+        modality(item=Tensor((between(1, 3), 2)), process=process, fields={name: batched() for name in names})
+    )
+    for length in (1, 2, 3):
+        plan.preview([5], {"m": torch.ones(length, 2)})
+
+
+def test_embeddings_are_in_the_dtype_of_the_model():
+    plan = ModelSpec("spec", modality(layout=embed(5), embeds=True)).bind(CONFIG, dtype=torch.float16)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        got = plan.preview([5], {"m": {"m_embeds": [torch.full((1, 2), 0.1, dtype=dtype)]}}).fields["m"][0]
+        assert got["m_embeds"].dtype == torch.float16

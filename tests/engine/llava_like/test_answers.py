@@ -1,9 +1,12 @@
 """The model in the engine: parity with transformers, caches, embeddings, chat, placeholders.
 tests/night/test_llava_like.py compares it with vLLM's own class."""
 
+from random import Random
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from vllm import SamplingParams
@@ -14,6 +17,7 @@ from examples.llava_like.offline import answer
 from examples.llava_like.reference import Reference
 from mmkit import InputError
 from mmkit.vllm_api.patches import TRUST
+from tests.profiles import scaled
 
 IMAGE = 3
 """The placeholder id of the checkpoint."""
@@ -64,6 +68,51 @@ def test_embeddings_stand_for_their_images(
     torch.manual_seed(0)
     noise = [case.request(torch.randn(len(case.images), 16, 64)) for case in with_images]
     assert not any(a == b for a, b in zip(answer(llava, noise), expected, strict=True))
+
+
+OPTIONS = {
+    "bytes": {"do_rescale": False, "do_normalize": False},
+    "bytes in the scope of images": {"images_kwargs": {"do_rescale": False, "do_normalize": False}},
+    "arrays": {"return_tensors": "np"},
+    "lists": {"return_tensors": None},
+    "another mean": {"image_mean": [0.1, 0.2, 0.3]},
+    "none": {},
+}
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def test_items_of_any_dtype_share_a_batch(llava: Any, reference: Reference, tokenizer: Any) -> None:
+    """Each is refused, or has the answer that it has alone: vLLM stacks a batch in the dtype of its first item, which
+    ends the engine where another one does not fit."""
+    render = llava.llm_engine.renderer.render_cmpl
+    prompt = tokenizer.encode("USER: <image> what?")
+
+    def request(data: Any, options: Any = MappingProxyType({})) -> dict[str, Any]:
+        more = {"mm_processor_kwargs": dict(options)} if options else {}
+        return {"prompt_token_ids": prompt, "multi_modal_data": {"image": data}, **more}
+
+    requests: list[dict[str, Any]] = []
+    for number in range(scaled(60) // 20):
+        picture = draw_picture(number)
+        pixels = np.asarray(picture)
+        requests += [request([picture], options) for options in OPTIONS.values()]
+        requests += [request([pixels.astype(dtype)]) for dtype in ("float16", "float32", "float64", "int64")]
+        requests += [request([pixels.astype("float32")], options) for options in OPTIONS.values()]
+        rows = reference.embed([picture])
+        requests += [request({"image_embeds": [own.to(getattr(torch, kind)) for own in rows]}) for kind in FLOATS]
+    Random(0).shuffle(requests)
+    known: list[dict[str, Any]] = []
+    refused = 0
+    for one in requests:
+        try:
+            render([one], skip_mm_cache=True)
+        except InputError:
+            refused += 1
+        else:
+            known.append(one)
+    assert min(refused, len(known)) > len(requests) // 10
+    alone = [answer(llava, [one], 4)[0] for one in known]
+    assert answer(llava, known, 4) == alone
 
 
 def test_chat_is_the_prompt_that_the_template_makes(llava: Any) -> None:
