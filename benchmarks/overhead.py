@@ -258,12 +258,12 @@ def own_update(processor: Any, request: Any) -> Callable[[], Any]:
     parts = plan.process(taken)
 
     def call() -> Any:
-        entries: dict[str, list[Any]] = {}
+        layouts_of: dict[str, list[Any]] = {}
         for name, fields in parts.items():
             modality, larger = plan.modalities[name], bool(kwargs)
             layouts = modality.layouts(taken[name], fields, may_be_larger=larger)
-            entries[name] = [(None, own) for own in layouts]
-        return processor._placed(sent, counts, entries)
+            layouts_of[name] = list(layouts)
+        return processor._placed(sent, counts, layouts_of)
 
     return call
 

@@ -69,7 +69,8 @@ def apart_from(source: Any, value: Any) -> Any:
         if isinstance(value, np.ndarray):
             return value.copy()
         return value.clone(memory_format=torch.contiguous_format)
-    if hasattr(value, "getbands") and value is source:
+    # what vLLM wraps has all attributes of the picture in it
+    if value is source and hasattr(value, "getbands") and not hasattr(value, "original_bytes"):
         return value.copy()
     return value
 

@@ -583,15 +583,15 @@ def message_without_modality(inherited, mm_data, **options):
         raise InputError("request", "well-formed items", "others") from None
 
 
-def targets_replaced_without_a_look(inherited, request, counts, entries):
+def targets_replaced_without_a_look(inherited, request, counts, layouts):
     ids: list[int] = []
     placed: list[Placement] = []
     for token in request.prompt:
         if token != ID["<frame>"] or len(placed) == counts["frames"]:
             ids.append(token)
             continue
-        _, layouts = entries["frames"][len(placed)]
-        placed.append(Placement("frames", len(placed), len(ids), layouts.placeholder))
+        own = layouts["frames"][len(placed)]
+        placed.append(Placement("frames", len(placed), len(ids), own.placeholder))
         ids += placed[-1].placeholder.ids
     if len(placed) != counts["frames"]:
         raise InputError("double.frames", "<frame> for each item", f"{len(placed)} of them")
@@ -605,9 +605,9 @@ def expanded_prompt_refused(inherited, request, *rest):
 
 
 def embeddings_that_raise(inherited, *request):
-    entries = inherited(*request)
-    assert all(len(fields["frames"].data) for fields, _ in filter(None, entries.get("frames", ())))
-    return entries
+    processed = inherited(*request)
+    assert all(len(fields["frames"].data) for fields, _ in processed.get("frames", {}).values())
+    return processed
 
 
 def hash_of_the_file(inherited, request):

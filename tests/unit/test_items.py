@@ -36,7 +36,7 @@ FRAMES = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)
 META = {"fps": 2.0, "total_num_frames": 2}
 SOUND = np.array([0, 0.5, -0.25], np.float32)
 PICTURE = PILImage.fromarray(PIXELS)
-WRAPPED = SimpleNamespace(media=PICTURE)
+WRAPPED = SimpleNamespace(media=PICTURE, original_bytes=b"", getbands=PICTURE.getbands, copy=PICTURE.copy)
 IMAGE = Image(largest=(cfg.size[0], cfg.size[1])).bind(CONFIG)
 VIDEO = Video(largest=(2, 5, 4)).bind(CONFIG)
 AUDIO = Audio(largest=cfg.big, rate=16000).bind(CONFIG)
