@@ -33,6 +33,9 @@ _FACTORS = (1, 32, 1024)
 """By how much the small sizes of an item are multiplied, one after the other, until the function
 takes random items of these sizes."""
 
+_MOST_BYTES = 1 << 28
+"""The bytes of a random item: several of them, and copies, are held at once."""
+
 _TIMES = 8
 """How often a layout that is a function is evaluated for one item."""
 
@@ -60,7 +63,7 @@ def rehearse(modality: BoundModality) -> None:
     if modality.processing.call is None and not isinstance(modality.spec.process, Identity):
         items = _check_function(modality, [largest, *smallest[:1], largest])
     else:
-        items = next(_random_items(modality.item, largest))
+        items = next(_random_items(modality.item, largest), [])
     _check_layout(modality, largest, smallest, items)
 
 
@@ -81,17 +84,20 @@ def _random_items(item: ItemType, largest: Any) -> Iterator[list[Any]]:
     """Yield random items in threes, of which the first and the last have the same sizes: small
     ones, then larger ones, then those as large as the largest. The same ones every time."""
     small, most = item.sizes(item.small()[-1]), item.sizes(largest)
-    generator = np.random.default_rng(0)
+    limits = list(zip(small, most, strict=True))
+    pairs: list[tuple[list[int], list[int]]] = []
     for factor in _FACTORS:
-        limits = list(zip(small, most, strict=True))
         sizes = [min(least * factor + 1, limit) for least, limit in limits]
         others = [
             size + 1 if size < limit else max(size - 1, min(least, limit))
             for size, (least, limit) in zip(sizes, limits, strict=True)
         ]
-        yield [item.random(own, generator) for own in (sizes, others, sizes)]
-    for sizes in (list(small), list(most)):
-        yield [item.random(sizes, generator) for _ in range(3)]
+        pairs.append((sizes, others))
+    pairs += [(list(small), list(small)), (list(most), list(most))]
+    generator = np.random.default_rng(0)
+    for sizes, others in pairs:
+        if max(item.num_bytes(sizes), item.num_bytes(others)) <= _MOST_BYTES:
+            yield [item.random(own, generator) for own in (sizes, others, sizes)]
 
 
 # -- the function ----------------------------------------------------------------------------------

@@ -159,6 +159,10 @@ class Record(ItemType):
             record[name] = self.part(name, record).random(sizes_of[name], generator)
         return record
 
+    def num_bytes(self, sizes: Sequence[int]) -> int:
+        sizes_of = self._by_part(sizes)
+        return sum(part.num_bytes(sizes_of[name]) for name, part in self.parts.items())
+
     def candidates(self, fraction: float = 1.0, most: Sequence[float] = ()) -> list[dict[str, Any]]:
         most_of = self._by_part(most)
         return self._combined(lambda name, part: part.candidates(fraction, most_of[name]))

@@ -227,6 +227,7 @@ def test_random_items_are_accepted_as_they_are(kind, sizes, seed):
     for blank in kind.candidates():
         again = kind.random(kind.sizes(blank), np.random.default_rng(0))
         assert kind.sizes(again) == kind.sizes(blank)
+        assert kind.num_bytes(kind.sizes(blank)) > 0
 
 
 # -- the largest item in a context -------------------------------------------------------------------------------------
