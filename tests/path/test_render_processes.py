@@ -104,6 +104,7 @@ def test_a_folder_without_room_costs_a_request():
     """The next one finds what this one had taken."""
     processes = RenderProcesses(RECIPE, 1)
     with closing(processes):
+        processes.wait()
         held = processes.process(items(1, 1, 1)).result(60)["m"][2]["x"]
         processes.process(items(-3)).result(60)
         sentence = "spec, render processes: expected room for items in …, got none: File too large. Make it larger…"
