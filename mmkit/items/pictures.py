@@ -59,7 +59,10 @@ def check_file(data: bytes, where: str) -> None:
     """
     if data.startswith(_ALWAYS_8_BITS):
         return
-    image = pil().open(io.BytesIO(data))
+    try:
+        image = pil().open(io.BytesIO(data))
+    except pil().UnidentifiedImageError:
+        return  # what another loader than PIL's has decoded
     check_depth(image, where)
     try:
         image.verify()  # of a PNG: the checksums of its chunks

@@ -565,11 +565,11 @@ def as_the_tokenizer_reads_it(scope, text):
 
 
 def placeholder_of_a_text(inherited, modality, data):
-    refused, modality.intake.placeholder_texts = modality.intake.placeholder_texts, ()
+    refused, modality.learned.placeholder_texts = modality.learned.placeholder_texts, ()
     try:
         return inherited(modality, data)
     finally:
-        modality.intake.placeholder_texts = refused
+        modality.learned.placeholder_texts = refused
 
 
 def unknown_modality_ignored(inherited, mm_data, **options):

@@ -47,7 +47,7 @@ def media(name: str, token: int, *scale: Any) -> Modality:
         item=Tensor((between(1, 4),)),
         layout=embed(token) * (t * h * w),
         fields=declared,
-        process=lambda items, scope: {key: [known[key]] * len(items) for key in declared},
+        process=lambda items, scope: {key: [known[key].clone() for _ in items] for key in declared},
         positions=(t, h, w, *scale),
     )
 

@@ -142,9 +142,15 @@ def test_embeddings_need_to_be_enabled() -> None:
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        (plain(process=hf(lambda s: incomplete, inputs={"frames": "items"})), "the largest item: .* got KeyError: "),
+        (
+            plain(process=hf(lambda s: incomplete, inputs={"frames": "items"})),
+            "the largest item .* got KeyError: ",
+        ),
         (plain(layout=embed(tok["<pad>"]) * proc.size), "proc: expected a checkpoint with a Hugging Face processor, "),
-        (plain(process=hf(lambda s: Padded(), kwargs={"scael": 2})), "the largest item: .* keyword argument .scael"),
+        (
+            plain(process=hf(lambda s: Padded(), kwargs={"scael": 2})),
+            "the largest item .* keyword argument .scael",
+        ),
     ],
 )
 def test_a_processor_that_never_works_is_a_mistake_of_the_spec(spec: ModelSpec, sentence: str) -> None:

@@ -294,7 +294,6 @@ def _check_verdict(case: Case) -> None:
         assert said.startswith(f"{law}: ")
 
 
-@pytest.mark.xfail(strict=True, reason="names that something else has are not reserved yet")
 @pytest.mark.parametrize("name", NAMES)
 def test_names_that_something_else_has_are_refused(name: str) -> None:
     with pytest.raises(SpecError, match="a name that nothing else has"):
