@@ -249,7 +249,7 @@ REFUSED = [
     (generating, [at("file:///etc/passwd")], 400, "items.image[0]"),
     (generating, parts(BOMB), 413, "MMKIT_SERVE_PIXELS"),
     (generating, parts(*[HALF_A_BOMB] * 4), 413, "MMKIT_SERVE_PIXELS"),  # also without placeholders
-    (generating, parts(*PICTURES[:2]), 400, "2 placeholder"),
+    (generating, parts(*PICTURES[:2]), 400, "2 targets"),
     (chat, urls(BOMB), 413, "messages[0].content[0]: expected at most 33554432 pixels in one request, got more."),
     (chat, urls(*[HALF_A_BOMB] * 2), 413, "messages[0].content[1]: expected at most 33554432 pixels in one request"),
     (chat, own(*[HALF_A_BOMB] * 2), 413, "messages[0].content[1].image: expected at most 33554432 pixels in one"),
@@ -379,7 +379,10 @@ def posted(server: Server, path: str, body: Any) -> tuple[Any, Told | None]:
     told = response.json()
     if response.status_code == 200:
         return told, None
-    where, _, sentence = told["error"]["message"].partition(": ")
+    message = told["error"]["message"]
+    if message.startswith("Found more "):  # vLLM's own, of placeholders without an item
+        return told, Told(status=response.status_code, sentence=message.partition(" (parameter=")[0])
+    where, _, sentence = message.partition(": ")
     assert where.split("[")[0] in ("messages", "input"), told
     return told, Told(status=response.status_code, sentence=sentence)
 
