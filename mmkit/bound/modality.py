@@ -373,14 +373,18 @@ class BoundModality:
     def check_forms(self, processed: Processed) -> None:
         """Refuse processed raw items whose fields have another form than those of other requests.
 
+        Args:
+            processed: the fields of each item; those that an item lacks are not looked at.
+
         Raises:
             InputError: names the first.
         """
         for index, fields in enumerate(processed):
             for name, expected in self.learned.forms.items():
-                if has_form(fields[name], expected):
+                part = fields.get(name)
+                if has_form(part, expected):
                     continue
-                form = form_of(fields[name], self.fields[name])
+                form = form_of(part, self.fields[name])
                 if form not in (None, expected):
                     where = f"{self.where}[{index}], fields[{name!r}]"
                     remedy = "The items of all requests share a batch: send one of another dtype."

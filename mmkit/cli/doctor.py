@@ -12,14 +12,12 @@ from importlib import import_module, metadata
 import typer
 
 from ..errors import DISTRIBUTION, VllmApiError
+from ..items.media import AUDIO_DECODERS
 from ..plugin import VARIABLE
 from .common import plural, reason, shipped
 
 PLUGINS = "vllm.general_plugins"
 MEDIA = ("torchvision", "torchaudio", "torchcodec")
-AUDIO_DECODERS = ("soundfile", "torchcodec")
-"""Libraries that scale the integers of a file to -1..1 and mix its channels. PyAV, which vLLM takes
-without them, does neither."""
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,7 @@ def new(
         "Prefix": class_prefix(name),
         "SPEC": name.upper(),
         "modality": modality,
+        "extras": "audio,cli,client" if kind == "audio" else "cli,client",
         **(_FRESH if language_model is None else _pretrained(language_model, folder)),
     }
     rooms = ("common", "fresh" if language_model is None else "pretrained", kind)

@@ -24,6 +24,10 @@ _ANY: Any = math.inf
 
 _AUDIO = "a 1-D float array or an (array, sampling rate) pair"
 
+AUDIO_DECODERS = ("soundfile", "torchcodec")
+"""Libraries that scale the integers of a file of audio to -1..1, and mix its channels. PyAV, which
+vLLM takes without them, does neither."""
+
 _AUDIO_BOUND = 8.0
 """A few times the magnitude of samples, which no decoded file was seen to reach."""
 

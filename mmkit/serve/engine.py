@@ -14,7 +14,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from ..bound.output import BoundOutput
-from ..errors import InputError
+from ..errors import InputError, relocated
 from ..model.sampling import sampling_params
 from ..plan import Plan
 from ..vllm_api.compat import TELLS_MISSES, find
@@ -231,6 +231,8 @@ class Engine:
             refusal = TooLarge(where + str(error).removeprefix(error.where))
             refusal.where = where
             raise refusal from None
+        except InputError as error:
+            raise relocated(error, where) from None
         except Exception as error:
             text = re.sub(r" <\S+ object at 0x[0-9a-f]+>", "", f"{type(error).__name__}: {error}")
             got = text[:200].rstrip(".")

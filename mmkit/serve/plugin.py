@@ -11,8 +11,10 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from ..errors import InputError
+from ..bound.modality import BoundModality
+from ..errors import DISTRIBUTION, InputError
 from ..vllm_api import offload
+from ..vllm_api.media import can_decode_audio
 from ..vllm_api.processor import CommonProcessor
 from .answers import Answers
 from .engine import Engine
@@ -63,6 +65,15 @@ class MmkitEndpoints:
         origins = getattr(args, "allowed_origins", "*")
         state.mmkit = ServerState(engine, Limits.of(), models, origins)
         engine.when_it_stops(state.mmkit.stop)
+        if not can_decode_audio() and any(map(_takes_audio, processor.plan.modalities.values())):
+            text = "mmkit: files of audio are refused: pip install %s[audio] brings a decoder."
+            logger.warning(text, DISTRIBUTION)
+
+
+def _takes_audio(modality: BoundModality) -> bool:
+    """Whether an item of a modality is audio, or has a part that is."""
+    parts = modality.item.parts.values() or [modality.item]
+    return any(part.media == "audio" for part in parts)
 
 
 # -- uvicorn ---------------------------------------------------------------------------------------

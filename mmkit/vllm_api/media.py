@@ -1,4 +1,4 @@
-"""The pixels of media, counted before vLLM decodes them.
+"""What is looked at before vLLM decodes media: their pixels, and who decodes audio.
 
 All media of all routes are loaded by vLLM's `MediaConnector`, from a data URL, a file or another
 host. There the loader of one kind of media is put behind `Weighed`, which knows the bytes and has
@@ -12,9 +12,12 @@ import io
 import math
 from collections.abc import Callable
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..errors import DISTRIBUTION, InputError
+from ..items.media import AUDIO_DECODERS
 from .compat import find
 from .incoming import REQUEST
 
@@ -81,6 +84,7 @@ class Weighed:
         elif hasattr(self._loader, "image_mode"):
             count = pixels_of_image(data)
         else:  # sound, which vLLM bounds itself (VLLM_MAX_AUDIO_DECODE_BYTES)
+            check_audio_decoder()
             count = 0
         self._spend(count)
         return count
@@ -105,6 +109,23 @@ class Weighed:
             if count > expected:
                 self._spend(count - expected)
         return media
+
+
+def can_decode_audio() -> bool:
+    """Whether a library is installed that decodes files of audio as models expect them."""
+    return any(find_spec(name) is not None for name in AUDIO_DECODERS)
+
+
+def check_audio_decoder() -> None:
+    """Refuse files of audio where vLLM would hand over their integers unscaled.
+
+    Raises:
+        InputError: no such library is installed.
+    """
+    if not can_decode_audio():
+        expected = f"{' or '.join(AUDIO_DECODERS)} on the server, to decode a file of audio"
+        remedy = f"Send samples, or install {DISTRIBUTION}[audio] there."
+        raise InputError("audio", expected, "neither", remedy)
 
 
 def _decode_base64(data: str) -> bytes:

@@ -162,8 +162,8 @@ def _prompt_embeds(prompt: Mapping[str, Any]) -> Iterator[Any]:
 
 def _check_foreign(plan: Plan, prompt: Mapping[str, Any], trusts: bool) -> None:
     """Refuse processed fields that no processor of this process has made, and where they are
-    trusted those that are not the model's or hold a float that is not finite. Other values, and
-    hashes, are not looked at."""
+    trusted those that are not the model's, have another form than those of all other requests, or
+    hold a float that is not finite. Other values, and hashes, are not looked at."""
     where = f"{plan.spec.name}.mm_kwargs"
     if not trusts:
         remedy = f"Send the items themselves, or start the server with {TRUST}."
@@ -178,15 +178,20 @@ def _check_foreign(plan: Plan, prompt: Mapping[str, Any], trusts: bool) -> None:
         if len(items) != len(ranges) or not named <= known or not inside:
             expected = f"fields among {sorted(known)}, and a range in the prompt for each item"
             raise InputError(f"{where}.{name}", expected, f"{sorted(named)} and {list(ranges)}")
-        for i, item in enumerate(items):
-            if isinstance(item, Mapping):
-                _check_finite_fields(item, f"{where}.{name}[{i}]")
+        fields = [_fields_of(item) for item in items]
+        for i, of_item in enumerate(fields):
+            _check_finite_fields(of_item, f"{where}.{name}[{i}]")
+        modality.check_forms(fields)
 
 
-def _check_finite_fields(item: Mapping[str, Any], where: str) -> None:
+def _fields_of(item: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the values of an item's fields, by name; none of an item that the engine has."""
+    return {key: getattr(element, "data", element) for key, element in (item or {}).items()}
+
+
+def _check_finite_fields(fields: Mapping[str, Any], where: str) -> None:
     """Refuse an item of which a processed field holds a float that is not finite."""
-    for key, element in item.items():
-        values = getattr(element, "data", element)
+    for key, values in fields.items():
         if not isinstance(values, torch.Tensor) or not values.is_floating_point():
             continue
         if not torch.isfinite(values).all():

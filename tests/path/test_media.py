@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import io
+import wave
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,10 @@ from PIL import Image
 from vllm.multimodal.media import MediaConnector
 
 from mmkit import InputError
+from mmkit.vllm_api import media
 from mmkit.vllm_api.incoming import REQUEST, Incoming, TooManyPixels, inherit_context
 from mmkit.vllm_api.media import Weighed, pixels_of_image
+from tests import ROOT
 from tests.path.plain import plain, processor
 
 LIMIT = 1000
@@ -129,3 +132,33 @@ def test_the_size_of_a_picture_is_in_its_header(monkeypatch: pytest.MonkeyPatch)
     assert pixels_of_image(b"none") == 0
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # PIL opens none with more than twice as many
     assert pixels_of_image(picture(30, 20)) == 201
+
+
+# -- audio -------------------------------------------------------------------------------------------------------------
+
+
+def load_sound(name: str) -> tuple[Any, float]:
+    """The samples and the rate of a stored file, as a server loads it."""
+    url = data_url((ROOT / "tests" / "data" / "media" / name).read_bytes(), "audio/wav")
+
+    async def load() -> Any:
+        REQUEST.set(incoming())
+        return MediaConnector().fetch_audio(url)
+
+    return asyncio.run(load())
+
+
+@pytest.mark.parametrize("name", ["mono16.wav", "stereo16.wav"])
+def test_integers_of_a_file_are_scaled_and_channels_mixed(name: str) -> None:
+    samples, _ = load_sound(name)
+    with wave.open(str(ROOT / "tests" / "data" / "media" / name)) as file:
+        assert len(samples) == file.getnframes()
+    assert 0.1 < abs(samples).max() <= 1.0
+
+
+def test_files_of_audio_are_refused_where_nothing_decodes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM would take PyAV, which hands over the integers, and the channels in turn."""
+    monkeypatch.setattr(media, "AUDIO_DECODERS", ("no_such_library", "none_either"))
+    expected = "no_such_library or none_either on the server, to decode a file of audio"
+    with pytest.raises(InputError, match=f"^audio: expected {expected}, got neither. Send samples, or install"):
+        load_sound("mono16.wav")
