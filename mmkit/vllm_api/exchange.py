@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -68,6 +69,7 @@ class UnsentItem(MultiModalKwargsItem):
 
     Attributes:
         item: the item. Its fields are None where the cache had them when the request was rendered.
+        modality: its name.
         cache: the front end's half of vLLM's cache.
         process_again: gives the fields, where the cache has dropped the item since; None where
             nobody can.
@@ -76,10 +78,13 @@ class UnsentItem(MultiModalKwargsItem):
     def __init__(
         self,
         item: ProcessedItem,
+        modality: str,
         cache: Any,
         process_again: Callable[[], MultiModalKwargsItem] | None = None,
     ) -> None:
-        super().__init__(item.fields.data if item.fields is not None else {})
+        # not by vLLM's class, which in 0.11 reads the modality from the fields: there may be none
+        UserDict.__init__(self, item.fields.data if item.fields is not None else {})
+        self._modality = modality
         self.item, self.cache, self.process_again = item, cache, process_again
 
     def __deepcopy__(self, memo: Any) -> UnsentItem:
@@ -249,7 +254,8 @@ def adopted(features: Sequence[Any], cache: Any) -> list[Any]:
             # no reader finds this, so that nobody looks at the layouts
             cached = CachedItem(_NO_LAYOUTS, 0 if fields is None else size_of(fields))
             key = getattr(feature, "mm_hash", None) or feature.identifier
-            feature = replace(feature, data=UnsentItem(ProcessedItem(key, fields, cached), cache))
+            item = ProcessedItem(key, fields, cached)
+            feature = replace(feature, data=UnsentItem(item, feature.modality, cache))
         items.append(feature)
     return items
 

@@ -283,13 +283,12 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         for of_modality in items.values():
             self._reader.remember(cache, of_modality)
         if has_two_halves(cache):
-            return {
-                name: [
-                    UnsentItem(item, cache, self._processing_again(request, name, index, item))
-                    for index, item in enumerate(of_modality)
-                ]
-                for name, of_modality in items.items()
-            }
+            unsent: dict[str, list[Any]] = {name: [] for name in items}
+            for name, of_modality in items.items():
+                for index, item in enumerate(of_modality):
+                    process_again = self._processing_again(request, name, index, item)
+                    unsent[name].append(UnsentItem(item, name, cache, process_again))
+            return unsent
         if cache is None:
             return {name: [item.fields for item in own] for name, own in items.items()}
         return fields_in(cache, items)
