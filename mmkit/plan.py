@@ -41,9 +41,6 @@ AllTaken: TypeAlias = Mapping[str, Taken]
 AllProcessed: TypeAlias = Mapping[str, Processed]
 """The items of a request, and their processed fields, by modality."""
 
-_RARE = "\U00012000"
-"""A cuneiform sign, which hardly a vocabulary knows."""
-
 CONFIGURED = 64
 """Plans cached for distinct `mm_processor_kwargs`."""
 
@@ -246,7 +243,7 @@ class Plan:
             SpecError: it has that token.
         """
         tok = self._scope.tok
-        if tok is None or tok.unknown not in target or tok.unknown not in tok.text(_RARE):
+        if tok is None or tok.unknown not in target or not tok.makes_unknown:
             return
         expected = "a target of known tokens"
         got = f"{self._token_text(tok.unknown)}, every word that the tokenizer does not know"

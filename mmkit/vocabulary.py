@@ -68,7 +68,7 @@ class Vocabulary:
         return getattr(self.tokenizer, "unk_token_id", None)
 
     @cached_property
-    def _makes_unknown(self) -> bool:
+    def makes_unknown(self) -> bool:
         """Whether the tokenizer makes the unknown token of texts; one that falls back to bytes, of
         which it knows all, does not."""
         # a drawing and a letter that few vocabularies have
@@ -82,7 +82,7 @@ class Vocabulary:
         names = ("bos_token_id", "eos_token_id")
         if token in [getattr(self.tokenizer, name, None) for name in names]:
             return "with which a text begins or ends"
-        if token == self.unknown and self._makes_unknown:
+        if token == self.unknown and self.makes_unknown:
             return "which stands for every text that the tokenizer does not know"
         texts = (text for text, known in self._ids.items() if known == token)
         text = None if token in self.special else next(texts, None)
