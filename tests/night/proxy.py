@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from examples.server import Server, free_port
 from tests import ROOT
 from tests.night.malformed import KEY
+
+_BOUND = 60.0
+"""Seconds after which nginx is taken for broken."""
 
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
 PATHS = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -43,7 +48,17 @@ class Proxy:
         self._command = [str(NGINX), "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
 
     def start(self) -> None:
+        """Start nginx, and wait until it listens."""
         self._process = subprocess.Popen(self._command)
+        deadline = time.monotonic() + _BOUND
+        while self._process.poll() is None and time.monotonic() < deadline:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=_BOUND).close()
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+            else:
+                return
+        raise RuntimeError(f"nginx does not listen on port {self.port}")
 
     def stop(self) -> None:
         """All connections end, as when a network fails, and there are no new ones."""
