@@ -126,8 +126,8 @@ class BoundModality:
         checked: the fields of which all items must have one form.
         learned: what its items taught.
         sends_rows: whether each item comes to the model with the number of its encoder rows: where
-            items differ in it, where options of a request may change it, and where no field tells
-            how many items there are.
+            items differ in it, where options of the request change it, and where no field tells how
+            many items there are.
         literal_ids: the ids of layouts that receive no encoder row, as far as they are known
             without an item, or the rehearsed items have them.
         needs_fields: whether the layout or the targets read, or may read, what `process` returns.
@@ -210,8 +210,12 @@ class BoundModality:
         if self.intake.takes_embeds:
             self.fields_and_embeds[self.intake.embeds_field] = self.intake.embeds_as
         tells_items = any(isinstance(field, Batched) for field in self.fields.values())
-        has_fixed_rows = self.placeholders.fixed_rows is not None and not self.is_of_request
-        self.sends_rows = not (has_fixed_rows and tells_items)
+        fixed_rows = self.placeholders.fixed_rows
+        # a fixed number is known to the model from the server's plan, unless options change it
+        is_known = fixed_rows is not None and (
+            base is None or base.placeholders.fixed_rows == fixed_rows
+        )
+        self.sends_rows = not (is_known and tells_items)
         read = self.placeholders.fields
         self.needs_fields = read is None or not read <= self.processing.from_facts
         self.needs_hf = hf is not None and self.needs_fields
