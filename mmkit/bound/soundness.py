@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import InputError
-from ..items.values import LARGEST_FLOAT16, check_finite, form, strided
+from ..items.values import LARGEST_FLOAT16, check_finite, dtype_name, form, strided
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -63,10 +63,7 @@ def check_rows(
         smallest, largest = rows.aminmax()
         magnitude = max(-float(smallest), float(largest))
         if magnitude > bound:
-            expected = f"values of magnitude <= {bound:g}, which a model in {_name(dtype)} carries"
+            carries = f"which a model in {dtype_name(dtype)} carries"
+            expected = f"values of magnitude <= {bound:g}, {carries}"
             raise InputError(where, expected, f"{magnitude:g}")
     return rows
-
-
-def _name(dtype: torch.dtype | None) -> str:
-    return str(dtype).removeprefix("torch.")
