@@ -22,8 +22,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mmkit.bound.calls import Call
 from mmkit.generate import Classes
+from mmkit.plan.calls import Call
 from mmkit.testing.differences import differences
 
 from . import measure

@@ -65,7 +65,7 @@ def system(
     name: str, folder: Path, requests: int, rounds: int, counts: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
     """The rows of one model."""
-    from mmkit.render_processes import RenderProcesses
+    from mmkit.rendering.pool import RenderProcesses
     from mmkit.vllm_api import offload
     from tools.survey.doors import Doors
 

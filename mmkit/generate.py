@@ -17,7 +17,7 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from .spec import Declaration
+from .language.spec import Declaration
 
 _ROOT = __name__.rpartition(".")[0]
 

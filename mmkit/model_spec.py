@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 import torch
 
 from .generate import Classes, generated
-from .plan import Plan
+from .language.spec import Declaration
+from .plan.plan import Plan
 from .plugin import announce, calling_module
-from .spec import Declaration
 
 if TYPE_CHECKING:
     from .training import Processor
@@ -30,7 +30,7 @@ class ModelSpec(Declaration, init=False):
     """The multimodal side of one model: its name in messages and class names, and its modalities.
 
     Two specs are equal if they declare the same; a spec can be printed and hashed. Attributes and
-    arguments are those of `mmkit.spec.Declaration`.
+    arguments are those of `mmkit.language.spec.Declaration`.
     """
 
     def bind(

@@ -81,7 +81,7 @@ def calling_module() -> str:
     return str(frame.f_globals.get("__name__", "__main__"))
 
 
-_DECLARING = {__name__, *(f"{__package__}.{name}" for name in ("spec", "model_spec"))}
+_DECLARING = {__name__, *(f"{__package__}.{name}" for name in ("language.spec", "model_spec"))}
 
 
 def _names() -> list[str]:

@@ -16,11 +16,20 @@ import torch
 from hypothesis import strategies as st
 
 from mmkit import Record, Tensor, Text, between
-from mmkit.expr import cfg, fields, item, tok
-from mmkit.field import Flat, batched, constant, derived, flat
-from mmkit.layout import Layout, Replace, already_expanded, embed, ending_with, insert, literal, replace
+from mmkit.language.expr import cfg, fields, item, tok
+from mmkit.language.field import Flat, batched, constant, derived, flat
+from mmkit.language.layout import (
+    Layout,
+    Replace,
+    already_expanded,
+    embed,
+    ending_with,
+    insert,
+    literal,
+    replace,
+)
+from mmkit.language.spec import Modality
 from mmkit.model_spec import ModelSpec
-from mmkit.spec import Modality
 from tests.unit.test_layout import build, trees
 
 NUMBERS = {"one": 1, "two": 2, "three": 3, "rows": (2, 1, 3)}

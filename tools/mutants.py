@@ -42,8 +42,9 @@ from tqdm import tqdm
 from tools.shared import ROOT
 
 MODULES = """\
-expr layout field items/base items/tensor items/media placement spec
-bound/intake bound/processing bound/placeholders bound/modality plan"""
+language/expr language/layout language/field language/spec
+language/items/base language/items/tensor language/items/media
+plan/intake plan/processing plan/placeholders plan/modality plan/placement plan/plan"""
 OURS = ("mmkit", "tests", "examples", "tools", "__main__", "__mp_main__")
 """What no process of a mutant has imported before."""
 

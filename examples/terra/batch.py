@@ -15,7 +15,7 @@ from mmkit import InputError
 from . import CHECKPOINT, register
 
 if TYPE_CHECKING:
-    from mmkit.plan import Plan
+    from mmkit.plan.plan import Plan
 
     from .configuration import LlamaActionConfig
 

@@ -16,9 +16,9 @@ import numpy as np
 from typer import Argument, Option
 
 from ..errors import MmkitError, SpecError
-from ..items import ItemType
+from ..language.items import ItemType
 from ..model_spec import ModelSpec
-from ..plan import Plan
+from ..plan.plan import Plan
 
 Spec = Annotated[
     str, Argument(metavar="SPEC", help="A spec, as package.module:SPEC.", show_default=False)

@@ -19,7 +19,7 @@ from typer import Exit, Option
 
 from ..errors import MmkitError
 from ..model_spec import ModelSpec
-from ..plan import Plan
+from ..plan.plan import Plan
 from ..plugin import named
 from .common import Config, Spec, Trust, checkpoint, open_checkpoint, parse_items, plural, reason
 

@@ -12,7 +12,7 @@ from importlib import import_module, metadata
 import typer
 
 from ..errors import DISTRIBUTION, VllmApiError
-from ..items.media import AUDIO_DECODERS
+from ..language.items.media import AUDIO_DECODERS
 from ..plugin import VARIABLE
 from .common import plural, reason, shipped
 

@@ -25,9 +25,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from ..errors import MmkitError
-from ..expr import fields
 from ..generate import class_prefix
-from ..names import owner_of_field, owner_of_modality
+from ..language.expr import fields
+from ..language.names import owner_of_field, owner_of_modality
 from .common import checkpoint, needs_vllm, reason, shipped
 
 KINDS = ("series", "vectors", "image", "audio", "record")

@@ -26,16 +26,16 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from ..bound.modality import BoundModality
 from ..errors import At, InputError, MmkitError
-from ..expr import STATIC, evaluate
-from ..items import shape_text
-from ..layout import Fixed
+from ..language.expr import STATIC, evaluate
+from ..language.items import shape_text
+from ..language.layout import Fixed
+from ..language.node import leaves, source
+from ..language.spec import Declaration, Modality, Output
 from ..model_spec import ModelSpec
-from ..node import leaves, source
-from ..plan import Plan, Preview
+from ..plan.modality import BoundModality
+from ..plan.plan import Plan, Preview
 from ..plugin import named
-from ..spec import Declaration, Modality, Output
 from .common import FOLDER, Spec, Trust, brief, open_checkpoint, parse_items, plural, reason
 
 Prompt = Annotated[str | None, Option(help='A text, or token ids as "1,2,3".')]

@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import override
 
-from ..bound.modality import BoundModality
-from ..bound.placeholders import encoder_rows, encoder_rows_or_zeros, rows_field
-from ..bound.soundness import largest_magnitude
 from ..errors import MmkitError
-from ..field import Batched
-from ..plan import Plan
-from ..spec import Declaration
+from ..language.field import Batched
+from ..language.spec import Declaration
+from ..plan.modality import BoundModality
+from ..plan.placeholders import encoder_rows, encoder_rows_or_zeros, rows_field
+from ..plan.plan import Plan
+from ..plan.soundness import largest_magnitude
 from ..vllm_api import models
 from ..vllm_api.hooks import check
 from . import sampling
@@ -122,7 +122,7 @@ class MultiModalModel(models.ModelInterface):
     def embed_multimodal(self, **kwargs: Any) -> list[torch.Tensor]:
         """Encoder rows of the items whose fields are given, in order: one (rows, hidden_size)
         tensor per item, all zeros where a value is not finite or too large (see
-        `mmkit.bound.soundness.largest_magnitude`), or where `embed_<modality>` returned rows for
+        `mmkit.plan.soundness.largest_magnitude`), or where `embed_<modality>` returned rows for
         another number of items, another number of rows than the layout has positions, or rows of
         another width than the language model's.
 

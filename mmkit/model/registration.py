@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from ..errors import SpecError
-from ..names import FORWARD_ARGUMENTS
-from ..spec import Declaration
+from ..language.names import FORWARD_ARGUMENTS
+from ..language.spec import Declaration
 from .mixin import MultiModalModel
 
 _OF_MIXIN = {"__init__", "embed_multimodal", "embed_input_ids", "compute_logits"}

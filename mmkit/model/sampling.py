@@ -25,10 +25,10 @@ from vllm.sampling_params import SamplingType
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from ..bound.output import BoundOutput
 from ..errors import InputError
-from ..plan import Plan
-from ..spec import EXTRA_ARG
+from ..language.spec import EXTRA_ARG
+from ..plan.output import BoundOutput
+from ..plan.plan import Plan
 
 __all__ = ["sampling_params"]
 

@@ -13,10 +13,10 @@ from msgspec import Meta, Raw, structs
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from ..bound.output import BoundOutput
 from ..errors import InputError, relocated
 from ..model.sampling import sampling_params
-from ..plan import Plan
+from ..plan.output import BoundOutput
+from ..plan.plan import Plan
 from ..vllm_api.compat import TELLS_MISSES, find
 from ..vllm_api.incoming import TooManyPixels, inherit_context
 from ..vllm_api.processor import CommonProcessor

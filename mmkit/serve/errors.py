@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from prometheus_client import Counter, Gauge
 
 from ..errors import InputError, sentence
-from ..plan import Plan
+from ..plan.plan import Plan
 from .engine import SAMPLING_NAMES, EngineDeadError, EngineGenerateError, Lost, Stopped
 from .protocol import ErrorBody, ErrorInfo, TooLarge
 

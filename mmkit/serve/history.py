@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..bound.intake import Embedding
 from ..errors import InputError
+from ..plan.intake import Embedding
 from .protocol import Slid
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from ..bound.modality import BoundModality
 from ..errors import DISTRIBUTION, InputError
+from ..plan.modality import BoundModality
 from ..vllm_api import offload
 from ..vllm_api.media import can_decode_audio
 from ..vllm_api.processor import CommonProcessor

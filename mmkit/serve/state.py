@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec import Raw
 
-from ..bound.output import BoundOutput
 from ..errors import InputError
+from ..plan.output import BoundOutput
 from ..vllm_api.chat import modalities
 from ..vllm_api.incoming import REQUEST, Incoming, Places
 from . import protocol

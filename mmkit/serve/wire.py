@@ -29,16 +29,16 @@ import numpy as np
 import torch
 from msgspec import Raw, Struct
 
-from ..bound.intake import Taken
 from ..errors import InputError
-from ..items import ItemType
-from ..items.pictures import upright_rgb
-from ..items.tensor import DTYPES, Text
-from ..layout import Target
+from ..language.items import ItemType
+from ..language.items.pictures import upright_rgb
+from ..language.items.tensor import DTYPES, Text
+from ..language.layout import Target
+from ..plan.intake import Taken
 from .protocol import Limits, ModalityInfo, begins, decoded, named, shown
 
 if TYPE_CHECKING:
-    from ..bound.modality import BoundModality
+    from ..plan.modality import BoundModality
 
 MEDIA = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
 """The media parts of chat messages, and what they are."""

@@ -21,10 +21,10 @@ from hypothesis.strategies import SearchStrategy
 from PIL.Image import fromarray
 
 from ..errors import sentence
-from ..items import Between, ItemType
-from ..items.media import Audio, Image, Video
-from ..items.record import Record
-from ..items.tensor import Tensor, Text
+from ..language.items import Between, ItemType
+from ..language.items.media import Audio, Image, Video
+from ..language.items.record import Record
+from ..language.items.tensor import Tensor, Text
 
 
 @dataclass(frozen=True)

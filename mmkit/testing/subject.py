@@ -17,11 +17,11 @@ from hypothesis.strategies import SearchStrategy
 
 from ..errors import OptionsError, SpecError
 from ..generate import Classes
-from ..items import SCOPES
-from ..layout import as_text
+from ..language.items import SCOPES
+from ..language.layout import as_text
 from ..model_spec import ModelSpec
-from ..placement import Runs
-from ..plan import Plan
+from ..plan.placement import Runs
+from ..plan.plan import Plan
 from . import vllm_path
 from .strategies import Request, Sample, as_sample, items, items_of_vllm, overwrite, spelling
 from .vllm_path import Caches, Data, Outcome, Piece

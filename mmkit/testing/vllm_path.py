@@ -26,10 +26,10 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItems
 from vllm.multimodal.processing import BaseMultiModalProcessor, InputProcessingContext
 from vllm.plugins import load_general_plugins as load_general_plugins
 
-from ..bound.placeholders import rows_field
 from ..errors import MmkitError, SpecError, VllmApiError
-from ..layout import Insert
-from ..placement import Alternatives
+from ..language.layout import Insert
+from ..plan.placeholders import rows_field
+from ..plan.placement import Alternatives
 from ..training.saving import TOKENIZER_FILES
 from ..vllm_api import compat
 from ..vllm_api.compat import ProcessorInputs, find

@@ -10,10 +10,10 @@ import torch
 from transformers.feature_extraction_utils import BatchFeature
 
 from ..errors import InputError
-from ..names import SAMPLE_KEYS
-from ..plan import Plan, Preview
-from ..spec import Declaration
-from ..vocabulary import id_text
+from ..language.names import SAMPLE_KEYS
+from ..language.spec import Declaration
+from ..language.vocabulary import id_text
+from ..plan.plan import Plan, Preview
 
 if TYPE_CHECKING:
     from .processor import Processor

@@ -17,9 +17,9 @@ from jinja2 import TemplateError, nodes
 from transformers.utils import chat_template_utils
 
 from ..errors import InputError
-from ..layout import Insert
-from ..messages import TEXT_PARTS, gather_items
-from ..spec import Declaration
+from ..language.layout import Insert
+from ..language.messages import TEXT_PARTS, gather_items
+from ..language.spec import Declaration
 
 ContentFormat: TypeAlias = Literal["string", "openai"]
 """vLLM's names for what a template receives as the content of a message: one text, or parts."""

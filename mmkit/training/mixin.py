@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..bound.placeholders import encoder_rows
 from ..errors import InputError, MmkitError
-from ..spec import Declaration
+from ..language.spec import Declaration
+from ..plan.placeholders import encoder_rows
 from .batch import token_types
 
 

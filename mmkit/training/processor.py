@@ -12,10 +12,10 @@ from transformers.feature_extraction_utils import BatchFeature
 from typing_extensions import override
 
 from ..errors import At, InputError
-from ..items.base import dtype_name
-from ..names import CALL_ARGUMENTS
-from ..plan import Plan
-from ..vocabulary import of_text_config
+from ..language.items.base import dtype_name
+from ..language.names import CALL_ARGUMENTS
+from ..language.vocabulary import of_text_config
+from ..plan.plan import Plan
 from .batch import Padding, batch_of
 from .chat import ContentFormat, Conversation, content_format, has_role
 from .saving import SavedProcessor
@@ -107,7 +107,8 @@ class Processor(SavedProcessor):
         - `mm_token_type_ids`: int64 (prompts, length), at positions that receive encoder rows 1 for
           images, 2 for videos, 3 for audio, and from 4 on for other modalities, in the order of the
           spec; 0 elsewhere;
-        - `placeholders`: for each prompt a list of `mmkit.placement.Placement`, in prompt order;
+        - `placeholders`: for each prompt a list of `mmkit.plan.placement.Placement`, in
+          prompt order;
         - the fields of all items, prompt by prompt, as vLLM passes them to the model: batched
           fields stacked, or a list where the shapes differ, flat fields concatenated.
 

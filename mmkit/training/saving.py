@@ -24,10 +24,10 @@ from transformers.processing_utils import ProcessorMixin
 from transformers.utils import cached_file
 from typing_extensions import override
 
-from ..bound.calls import LazyProcessor
 from ..generate import module_of, source
-from ..items.base import dtype_name
-from ..spec import Declaration
+from ..language.items.base import dtype_name
+from ..language.spec import Declaration
+from ..plan.calls import LazyProcessor
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from functools import cache, wraps
 from typing import Any, NamedTuple
 
 from ..errors import InputError
-from ..layout import Insert
-from ..messages import gather_items
-from ..spec import Declaration
+from ..language.layout import Insert
+from ..language.messages import gather_items
+from ..language.spec import Declaration
 from .compat import find
 from .incoming import REQUEST
 from .processor import CommonProcessor

@@ -27,8 +27,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from ..layout import Placeholder
-from ..placement import Alternatives
+from ..language.layout import Placeholder
+from ..plan.placement import Alternatives
 from .compat import RELEASES, TOUCHES, find
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from blake3 import blake3
 from PIL import _imaging
 from PIL.Image import Image
 
-from ..bound.memo import Memo, options_key
+from ..plan.memo import Memo, options_key
 from .compat import FILES_TELL_DECODING, hash_by_vllm
 
 _COMMON = 64

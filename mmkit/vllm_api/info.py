@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 from typing_extensions import override
 from vllm.multimodal.processing import BaseProcessingInfo
 
-from ..bound.calls import LazyProcessor
 from ..errors import SpecError, of_spec
-from ..plan import Plan
-from ..spec import Declaration
+from ..language.spec import Declaration
+from ..plan.calls import LazyProcessor
+from ..plan.plan import Plan
 from . import compat
 from .items import Parser, RequestItems, embeds_size
 

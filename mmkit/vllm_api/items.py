@@ -10,12 +10,12 @@ from typing_extensions import override
 from vllm.multimodal import inputs as vllm_inputs
 from vllm.multimodal import parse as vllm_parse
 
-from ..bound.intake import Embedding, Taken
-from ..bound.modality import BoundModality
-from ..bound.placeholders import rows_field
-from ..field import Field, Flat, Shared, packed
-from ..placement import Placement
-from ..plan import Plan
+from ..language.field import Field, Flat, Shared, packed
+from ..plan.intake import Embedding, Taken
+from ..plan.modality import BoundModality
+from ..plan.placeholders import rows_field
+from ..plan.placement import Placement
+from ..plan.plan import Plan
 from .compat import ELEMENTS_ARE_NAMED, KEEPS_ON_CPU
 from .offload import Offloaded
 

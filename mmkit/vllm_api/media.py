@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DISTRIBUTION, InputError
-from ..items.media import AUDIO_DECODERS
+from ..language.items.media import AUDIO_DECODERS
 from .compat import find
 from .incoming import REQUEST
 

@@ -17,8 +17,8 @@ from vllm.model_executor.models.module_mapping import MultiModelKeys
 from vllm.model_executor.models.utils import AutoWeightsLoader, _merge_multimodal_embeddings
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from ..bound.placeholders import rows_field
-from ..plan import Plan
+from ..plan.placeholders import rows_field
+from ..plan.plan import Plan
 from ..plugin import MAIN_MODULES
 from . import patches
 from .compat import KEEPS_ON_CPU, RENDERS

@@ -1,5 +1,5 @@
 """Requests of vLLM's server whose items are processed in other processes
-(`mmkit.render_processes`).
+(`mmkit.rendering.pool`).
 
 vLLM's thread for items parses a request, hashes its items, and looks them up in the processor
 cache. There it stops (`Needed`) where some are missing; they are processed in another process,
@@ -16,10 +16,10 @@ from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from ..bound.intake import Taken
-from ..bound.processing import Processed
 from ..errors import MmkitError
-from ..render_processes import Recipe, RenderProcesses
+from ..plan.intake import Taken
+from ..plan.processing import Processed
+from ..rendering.pool import Recipe, RenderProcesses
 
 if TYPE_CHECKING:
     from .items import RequestItems

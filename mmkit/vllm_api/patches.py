@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..bound.placeholders import rows_field
-from ..bound.soundness import check_rows
 from ..errors import InputError
-from ..plan import Plan
+from ..plan.placeholders import rows_field
+from ..plan.plan import Plan
+from ..plan.soundness import check_rows
 from . import chat, media
 from .compat import PROMPTS_ARE_IDS, find
 from .exchange import adopted, with_exchange

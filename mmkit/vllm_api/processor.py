@@ -19,15 +19,15 @@ from typing_extensions import override
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
-from ..bound.calls import LazyProcessor
-from ..bound.intake import Taken
-from ..bound.modality import BoundModality
-from ..bound.processing import Processed
 from ..errors import InputError
-from ..items import options_of
-from ..placement import Alternatives, Placement
-from ..plan import Plan
-from ..spec import Declaration
+from ..language.items import options_of
+from ..language.spec import Declaration
+from ..plan.calls import LazyProcessor
+from ..plan.intake import Taken
+from ..plan.modality import BoundModality
+from ..plan.placement import Alternatives, Placement
+from ..plan.plan import Plan
+from ..plan.processing import Processed
 from .compat import SKIPS_LARGE, hasher_algorithm
 from .exchange import (
     CachedItem,

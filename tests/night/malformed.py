@@ -17,7 +17,7 @@ import numpy as np
 from hypothesis import strategies as st
 from websockets.sync.client import ClientConnection, connect
 
-from mmkit.items.tensor import DTYPES
+from mmkit.language.items.tensor import DTYPES
 from mmkit.serve.protocol import ErrorInfo, GenerateRequest, NextMessage, StartMessage, schema
 from mmkit.serve.wire import encode
 from tests.engine.terra import rollouts

@@ -52,10 +52,10 @@ from mmkit import (
     tok,
 )
 from mmkit import replace as replaces
-from mmkit.bound.soundness import largest_magnitude
-from mmkit.layout import Placeholder
+from mmkit.language.layout import Placeholder
 from mmkit.model.registration import get_mrope_input_positions
-from mmkit.placement import Alternatives, Placement
+from mmkit.plan.placement import Alternatives, Placement
+from mmkit.plan.soundness import largest_magnitude
 from mmkit.testing import ImageSample, NotApplicable, Subject, VideoSample, Violation, check_law, of_spec
 from mmkit.vllm_api.items import EmbedItems, Parser
 from tests.oracles import SYSTEMS

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from vllm.multimodal.inputs import MultiModalFieldElem, MultiModalKwargsItem, MultiModalSharedField
 
 from mmkit import InputError, Modality, ModelSpec, Tensor, batched
-from mmkit.bound.soundness import largest_magnitude
+from mmkit.plan.soundness import largest_magnitude
 from mmkit.testing.vllm_path import render
 from mmkit.vllm_api.patches import PROMPT_EMBEDS, Refused, admit
 from tests.path.plain import ONES, ids, plain, processor

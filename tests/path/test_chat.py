@@ -36,8 +36,8 @@ from mmkit import (
     replace,
     tok,
 )
-from mmkit.messages import PARTS
-from mmkit.names import FORWARD_ARGUMENTS
+from mmkit.language.messages import PARTS
+from mmkit.language.names import FORWARD_ARGUMENTS
 from mmkit.testing import vllm_path
 from mmkit.testing.differences import differences
 from mmkit.training.chat import content_format

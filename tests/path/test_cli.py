@@ -44,8 +44,8 @@ from mmkit.cli import common, doctor
 from mmkit.cli.commands import app
 from mmkit.cli.show import describe
 from mmkit.errors import MmkitError, SpecError
-from mmkit.expr import ceil_div, item
-from mmkit.plan import Plan
+from mmkit.language.expr import ceil_div, item
+from mmkit.plan.plan import Plan
 from tests import ROOT
 from tests.language_models import language_model
 from tests.random_specs import checkpoint

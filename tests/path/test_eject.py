@@ -29,14 +29,14 @@ from tests.profiles import scaled
 SPEC = '''\
 """A spec."""
 
-import os, mmkit.field as field, mmkit  # all of it
+import os, mmkit.language.field as field, mmkit  # all of it
 from mmkit import (
     ModelSpec,  # of one model
     Modality,
 )
 
 if os.sep:
-    from mmkit.items.tensor import Tensor
+    from mmkit.language.items.tensor import Tensor
 assert mmkit.ModelSpec is ModelSpec
 ROBOT = ModelSpec("robot", Modality("actions", item=Tensor(shape=(2,)), layout=mmkit.embed(3),
     update=mmkit.already_expanded(), fields={"actions": field.batched()}))

@@ -24,7 +24,7 @@ import pytest
 import torch
 from vllm.model_executor.models.registry import ModelRegistry
 
-from mmkit.bound.intake import Taken
+from mmkit.plan.intake import Taken
 from mmkit.testing import (
     LAWS,
     AudioSample,

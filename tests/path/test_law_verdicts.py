@@ -28,8 +28,8 @@ from mmkit import (
     tok,
 )
 from mmkit import replace as replaces
-from mmkit.expr import Scope
-from mmkit.items import ItemType
+from mmkit.language.expr import Scope
+from mmkit.language.items import ItemType
 from mmkit.testing import strategies
 from tests.path.plain import plain
 from tests.path.planted import checkpoint

@@ -10,8 +10,8 @@ from torch import nn
 
 from mmkit import Modality, ModelSpec, MultiModalModel, SpecError, Tensor, batched, embed
 from mmkit.errors import MmkitError
-from mmkit.expr import Scope
-from mmkit.layout import Layout
+from mmkit.language.expr import Scope
+from mmkit.language.layout import Layout
 from mmkit.model.sound import unsound_items
 from mmkit.testing import Violation, check_law
 from mmkit.testing.vllm_model import loaded_model, merged, rows

@@ -42,7 +42,7 @@ from mmkit import (
     tok,
     where,
 )
-from mmkit.placement import Alternatives
+from mmkit.plan.placement import Alternatives
 from mmkit.testing import vllm_path
 from mmkit.testing.differences import differences
 from mmkit.vllm_api import patches

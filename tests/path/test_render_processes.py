@@ -14,10 +14,11 @@ import torch
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from mmkit import InputError, ModelSpec, SpecError, Tensor, between, render_processes
-from mmkit.bound.intake import Taken
+from mmkit import InputError, ModelSpec, SpecError, Tensor, between
 from mmkit.errors import MmkitError
-from mmkit.render_processes import RenderProcesses
+from mmkit.plan.intake import Taken
+from mmkit.rendering import pool as render_processes
+from mmkit.rendering.pool import RenderProcesses
 from mmkit.testing import vllm_path
 from mmkit.testing.differences import differences
 from mmkit.vllm_api import offload

@@ -16,9 +16,9 @@ from vllm.utils.cpu_triton_utils import _expand_kernel_impl
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
 
 from mmkit import InputError, Output, any_id, literal
-from mmkit.bound.output import BoundOutput
-from mmkit.expr import Scope
+from mmkit.language.expr import Scope
 from mmkit.model import sampling
+from mmkit.plan.output import BoundOutput
 from tests.unit.common import refused
 
 VOCABULARY, PLACEHOLDER = 16, 15

@@ -9,9 +9,9 @@ import pytest
 
 import mmkit
 from mmkit import InputError, Modality, ModelSpec, Tensor, already_expanded, batched, cfg, embed, insert, replace
-from mmkit.expr import leaves
-from mmkit.layout import Placeholder, nothing
-from mmkit.placement import Alternatives, Way
+from mmkit.language.expr import leaves
+from mmkit.language.layout import Placeholder, nothing
+from mmkit.plan.placement import Alternatives, Way
 
 NAMES = {name: value for name, value in vars(mmkit).items() if name[0] != "_" and not ismodule(value)}
 NAMES |= {"ceil": ceil, "floor": floor, "nothing": nothing}

@@ -18,8 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmkit import SpecError, ceil_div, cfg, embed, fields, item, kwargs, later, maximum, minimum, proc, tok, where
-from mmkit.expr import Expr, Fields, Scope, evaluate, expression, fold, leaves, plain, same
-from mmkit.vocabulary import Vocabulary
+from mmkit.language.expr import (
+    Expr,
+    Fields,
+    Scope,
+    evaluate,
+    expression,
+    fold,
+    leaves,
+    plain,
+    same,
+)
+from mmkit.language.vocabulary import Vocabulary
 
 from .common import NAMES, Tokenizer, leaves_of
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmkit import SpecError, Tensor, batched, between, cfg, flat, item
-from mmkit.expr import Scope
-from mmkit.field import packed
+from mmkit.language.expr import Scope
+from mmkit.language.field import packed
 
 TABLES = [torch.arange(4.0 * rows).reshape(rows, 4) for rows in range(3)]
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from PIL import Image as PILImage
 
 from mmkit import Audio, Image, InputError, Record, Tensor, Text, Video, between, cfg, item, where
-from mmkit.expr import Scope
-from mmkit.items.base import options_of, unscoped
-from mmkit.items.memory import apart_from
+from mmkit.language.expr import Scope
+from mmkit.language.items.base import options_of, unscoped
+from mmkit.language.items.memory import apart_from
 
 from .common import outcome
 

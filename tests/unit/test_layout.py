@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmkit import SpecError, cfg, each, embed, fields, item, literal, tok, where
-from mmkit.expr import Scope
-from mmkit.layout import Fixed, layout, nothing
-from mmkit.vocabulary import Vocabulary
+from mmkit.language.expr import Scope
+from mmkit.language.layout import Fixed, layout, nothing
+from mmkit.language.vocabulary import Vocabulary
 
 from . import naive
 from .common import NAMES, Tokenizer

@@ -50,11 +50,11 @@ from mmkit import (
     tok,
     where,
 )
-from mmkit.bound.placeholders import TooManyRows
-from mmkit.expr import Scope, evaluate
-from mmkit.field import identity
-from mmkit.placement import NotFound, place
-from mmkit.vocabulary import Vocabulary
+from mmkit.language.expr import Scope, evaluate
+from mmkit.language.field import identity
+from mmkit.language.vocabulary import Vocabulary
+from mmkit.plan.placeholders import TooManyRows
+from mmkit.plan.placement import NotFound, place
 
 from .common import CONFIG, Tokenizer, alternatives, bound, modality, plan_of, refused
 
@@ -316,8 +316,8 @@ SPECS = [
     ("Tensor.dtype: expected one of float16, …, bool, got 'float'.", lambda: Tensor(shape=(), dtype="float")),
     ("Tensor.shape: expected a tuple of sizes, one per dimension, got 3.", lambda: Tensor(shape=3)),
     ("Record: expected at least one part, got none.", lambda: Record()),
-    ("Record.a: expected a Tensor, a Text, an Image, a Video or an Audio, got <class 'mmkit.items.tensor.Text'>.",
-     lambda: Record(a=Text)),
+    ("Record.a: expected a Tensor, a Text, an Image, a Video or an Audio, got "
+     "<class 'mmkit.language.items.tensor.Text'>.", lambda: Record(a=Text)),
     ("Record: expected a part that is not called index, count, rows or _..., got 'count'.", lambda: Record(count=TEXT)),
     ("cfg.zzz has no value: object has no attribute 'zzz'.", lambda: evaluate(cfg.zzz, Scope(cfg=object()))),
     ("cfg.b has no value: dict …. It has: c, d.", lambda: evaluate(cfg.b, Scope({"c": 1, "d": 2}))),

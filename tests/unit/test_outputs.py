@@ -13,9 +13,9 @@ from examples.terra.configuration import LlamaActionConfig
 from examples.terra.spec import TERRA
 from examples.terra.worlds import TownWorld
 from mmkit import InputError, ModelSpec, Output, SpecError, any_id, cfg, embed, item, kwargs, literal, tok
-from mmkit.bound.output import BoundOutput
-from mmkit.expr import Scope
-from mmkit.vocabulary import Vocabulary
+from mmkit.language.expr import Scope
+from mmkit.language.vocabulary import Vocabulary
+from mmkit.plan.output import BoundOutput
 
 from . import test_layout
 from .common import NAMES, Tokenizer, modality, refused

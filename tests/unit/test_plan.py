@@ -43,8 +43,8 @@ from mmkit import (
     tok,
     where,
 )
-from mmkit.bound.intake import Taken
-from mmkit.plan import Plan
+from mmkit.plan.intake import Taken
+from mmkit.plan.plan import Plan
 
 from .common import CONFIG, Tokenizer, bound, modality, plan_of, refused
 
@@ -174,7 +174,7 @@ def test_what_a_bound_modality_tells(options, ask, answer):
 
 def test_layouts_are_kept_up_to_a_size(monkeypatch):
     """The least recently used goes; what is larger, or depends on a large tensor, is not kept."""
-    monkeypatch.setattr("mmkit.bound.placeholders._LAYOUT_IDS", 2000)
+    monkeypatch.setattr("mmkit.plan.placeholders._LAYOUT_IDS", 2000)
     by_index = bound(layout=embed(5) * (item.index + 1), cacheable=False)
     first, second = ids(by_index, index=600), ids(by_index, index=601)
     assert ids(by_index, index=600) is first

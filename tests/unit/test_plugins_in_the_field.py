@@ -20,7 +20,7 @@ from examples.gallery.chatts import CHATTS
 from examples.gallery.nemo_salm import NEMO_SALM
 from examples.gallery.vibevoice import VIBEVOICE
 from mmkit import InputError, ModelSpec
-from mmkit.plan import Plan
+from mmkit.plan.plan import Plan
 
 from .common import Tokenizer
 

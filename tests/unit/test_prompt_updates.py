@@ -9,10 +9,10 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from mmkit import InputError, ModelSpec, Tensor, already_expanded, cfg, embed, insert, item, literal, replace, tok
-from mmkit.expr import Scope
-from mmkit.layout import nothing
-from mmkit.placement import EMPTY, NotFound, place
-from mmkit.vocabulary import Vocabulary
+from mmkit.language.expr import Scope
+from mmkit.language.layout import nothing
+from mmkit.language.vocabulary import Vocabulary
+from mmkit.plan.placement import EMPTY, NotFound, place
 from tests.profiles import scaled
 from tests.spaced import spaced
 

@@ -18,8 +18,8 @@ from PIL import Image as PILImage
 
 from mmkit import Image, InputError, Record, Tensor, Text, batched, between, derived, embed, fields, hf, item, replace
 from mmkit.errors import MmkitError
-from mmkit.items import ItemType
-from mmkit.items.tensor import DTYPES
+from mmkit.language.items import ItemType
+from mmkit.language.items.tensor import DTYPES
 from mmkit.serve import protocol
 from mmkit.serve.__main__ import check
 from mmkit.serve.protocol import Limits, TooLarge

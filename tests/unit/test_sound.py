@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmkit.bound.placeholders import encoder_rows_or_zeros
-from mmkit.bound.soundness import largest_magnitude
 from mmkit.model.sound import Reporter, contained, unsound_items
+from mmkit.plan.placeholders import encoder_rows_or_zeros
+from mmkit.plan.soundness import largest_magnitude
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 VALUES = [0.0, -1.5, 16384.0, 16392.0, -65504.0, 2.0**53, 2.0**54, -3e38, torch.inf, -torch.inf, torch.nan]

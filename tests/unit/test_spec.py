@@ -30,7 +30,7 @@ from mmkit import (
     tok,
     where,
 )
-from mmkit.vocabulary import Vocabulary
+from mmkit.language.vocabulary import Vocabulary
 from tests import ROOT
 
 from .common import CONFIG, NAMES, Tokenizer, modality

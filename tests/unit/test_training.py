@@ -30,9 +30,9 @@ from mmkit import (
     flat,
     insert,
     item,
-    names,
     replace,
 )
+from mmkit.language import names
 from mmkit.training import Collator, MultiModalMixin, Processor
 
 from .common import CONFIG, modality, refused

@@ -12,8 +12,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from mmkit import InputError, SpecError, cfg, fields, tok
-from mmkit.expr import Scope, evaluate
-from mmkit.vocabulary import AuthorText, Vocabulary
+from mmkit.language.expr import Scope, evaluate
+from mmkit.language.vocabulary import AuthorText, Vocabulary
 from tests.profiles import scaled
 
 from .common import Tokenizer as Characters

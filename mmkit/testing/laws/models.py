@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from ...bound.output import BoundOutput
-from ...bound.soundness import largest_magnitude
 from ...errors import InputError
+from ...plan.output import BoundOutput
+from ...plan.soundness import largest_magnitude
 from ..differences import brief, near
 from ..law import Case, NotApplicable, Refused, law
 from ..strategies import Request

@@ -14,12 +14,12 @@ import torch
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from ...bound.placeholders import TooManyRows
 from ...errors import InputError
-from ...items.base import ends
-from ...layout import as_text
-from ...placement import Runs
-from ...plan import Plan
+from ...language.items.base import ends
+from ...language.layout import as_text
+from ...plan.placeholders import TooManyRows
+from ...plan.placement import Runs
+from ...plan.plan import Plan
 from .. import vllm_path
 from ..differences import brief, differences, near
 from ..law import Case, NotApplicable, Refused, law

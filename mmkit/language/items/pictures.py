@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from ..errors import InputError
+from ...errors import InputError
 
 _ORIENTATION = 0x0112  # the EXIF tag that says how a picture was held
 

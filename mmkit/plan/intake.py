@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ..errors import InputError
-from ..expr import Fields
-from ..field import Batched, Field
-from ..items import ItemType
-from ..items.base import form
-from ..items.memory import apart_from
-from ..items.tensor import Tensor
+from ..language.expr import Fields
+from ..language.field import Batched, Field
+from ..language.items import ItemType
+from ..language.items.base import form
+from ..language.items.memory import apart_from
+from ..language.items.tensor import Tensor
 from .soundness import check_rows
 
 if TYPE_CHECKING:

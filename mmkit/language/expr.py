@@ -36,7 +36,7 @@ from itertools import chain, repeat
 from string import Formatter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from .errors import MmkitError, SpecError
+from ..errors import MmkitError, SpecError
 from .node import Node, fold, leaves, mapped, same, structure
 from .vocabulary import AuthorText, filled
 
@@ -69,8 +69,8 @@ class Scope(_Folded):
     Attributes:
         cfg: Hugging Face config, or None before binding.
         proc: Hugging Face processor, or None where the model has none.
-        tok: `mmkit.vocabulary.Vocabulary`: ``tok[token]`` is an id, ``tok.text(text)`` a list of
-            ids; None without a tokenizer.
+        tok: `mmkit.language.vocabulary.Vocabulary`: ``tok[token]`` is an id, ``tok.text(text)``
+            a list of ids; None without a tokenizer.
         item: facts of the current item.
         fields: processed fields of the current item.
         prompt: the caller's token ids.

@@ -16,9 +16,9 @@ from itertools import accumulate, chain, compress, groupby, repeat
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from .errors import InputError, SpecError
-from .layout import Insert, Placeholder, Replace, Target, Update, as_text
-from .vocabulary import Vocabulary
+from ..errors import InputError, SpecError
+from ..language.layout import Insert, Placeholder, Replace, Target, Update, as_text
+from ..language.vocabulary import Vocabulary
 
 Reading: TypeAlias = Literal["layouts", "targets", "either"]
 READINGS: tuple[Reading, ...] = ("layouts", "targets", "either")
@@ -71,7 +71,10 @@ class Alternatives:
 
     @cached_property
     def targets(self) -> list[str]:
-        """The targets of which the layout takes the place, as texts; see `mmkit.layout.as_text`."""
+        """The targets that the layout replaces, as texts.
+
+        See `mmkit.language.layout.as_text`.
+        """
         return [as_text(target) for update, target in self.ways if isinstance(update, Replace)]
 
     @cached_property

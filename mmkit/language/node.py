@@ -119,7 +119,7 @@ class Part(Node):
         return self if bound is stated else kind(**dict(zip(self._names, bound, strict=True)))
 
     def leaves(self) -> frozenset[Leaf]:
-        """Everything that this part depends on; see `mmkit.node.leaves`."""
+        """Everything that this part depends on; see `mmkit.language.node.leaves`."""
         return self._leaves
 
     def _folded(self, scope: Any) -> Any:
@@ -198,6 +198,6 @@ def evaluate_all(value: Any, scope: Any) -> Any:
     """The value of every expression in a part or a container.
 
     Raises:
-        SpecError: as for `mmkit.expr.evaluate`.
+        SpecError: as for `mmkit.language.expr.evaluate`.
     """
     return mapped(lambda part: part._evaluated(scope) if isinstance(part, Node) else part, value)

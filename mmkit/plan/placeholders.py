@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from ..errors import InputError, MmkitError, SpecError
-from ..expr import COUNT, INDEX, Expr, Leaf, Scope, evaluate, plain
-from ..items.base import form
-from ..layout import Insert, Layout, Placeholder, Replace, Target, whole
-from ..node import leaves
-from ..placement import Alternatives, Way
-from ..vocabulary import check_ids
+from ..language.expr import COUNT, INDEX, Expr, Leaf, Scope, evaluate, plain
+from ..language.items.base import form
+from ..language.layout import Insert, Layout, Placeholder, Replace, Target, whole
+from ..language.node import leaves
+from ..language.vocabulary import check_ids
 from .memo import Memo
+from .placement import Alternatives, Way
 
 if TYPE_CHECKING:
     from .modality import BoundModality

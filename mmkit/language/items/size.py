@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from ..errors import SpecError
+from ...errors import SpecError
 from ..expr import Count, Expr, Scope, expression, plain
 from ..node import Part, Stated, stated
 

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 
 from ..errors import MmkitError, SpecError, of_spec
-from ..field import Identity
-from ..items.memory import share_memory
-from ..node import mapped
+from ..language.field import Identity
+from ..language.items.memory import share_memory
+from ..language.node import mapped
 from .intake import Taken
 
 if TYPE_CHECKING:
-    from ..items import ItemType
-    from ..layout import Placeholder
+    from ..language.items import ItemType
+    from ..language.layout import Placeholder
     from .modality import BoundModality
 
 _FACTORS = (1, 32, 1024)

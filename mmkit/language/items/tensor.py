@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from ..errors import InputError, SpecError
+from ...errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, Value, expression, expressions, several
 from ..node import Stated, stated
 from .base import ItemType, num_drawn, repeated

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..field import Field, Flat
-from ..items import dtype_name
+from ..language.field import Field, Flat
+from ..language.items import dtype_name
 
 
 class Form(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from ..errors import At, InputError, SpecError
+from ...errors import At, InputError, SpecError
 from ..expr import Scope
 from ..node import leaves
 from .base import ItemType

@@ -13,7 +13,7 @@ from reprlib import repr as brief
 from string import Formatter
 from typing import Any, NamedTuple
 
-from .errors import InputError, SpecError
+from ..errors import InputError, SpecError
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 
-from .errors import SpecError
+from ..errors import SpecError
+from ..plugin import calling_module
 from .expr import COUNT, INDEX, Condition, Count, Expr, Leaf, Scope, expression, item, several, tok
 from .field import HF, Batched, Field, Identity, Process, flat, hf, identity
 from .items import ItemType
@@ -21,7 +22,6 @@ from .layout import EndingWith, Layout, LayoutLike, Replace, Update, embed, noth
 from .layout import layout as as_layout
 from .names import owner_of_field, owner_of_modality
 from .node import Node, Stated, leaves, stated
-from .plugin import calling_module
 
 Rewrite: TypeAlias = "EndingWith | Callable[[Scope], Any]"
 """How a spec rewrites a caller's prompt."""
@@ -353,7 +353,7 @@ class Modality(_Declared):
         }
 
     def leaves(self) -> frozenset[Leaf]:
-        """Everything that this modality depends on; see `mmkit.expr.leaves`."""
+        """Everything that this modality depends on; see `mmkit.language.expr.leaves`."""
         return leaves(self)
 
 

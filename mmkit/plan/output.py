@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import At, InputError, SpecError
-from ..expr import Scope
-from ..items.base import form
-from ..items.tensor import DTYPES
-from ..spec import Array, Output
-from ..vocabulary import check_ids, id_text
+from ..language.expr import Scope
+from ..language.items.base import form
+from ..language.items.tensor import DTYPES
+from ..language.spec import Array, Output
+from ..language.vocabulary import check_ids, id_text
 
 
 class BoundOutput:

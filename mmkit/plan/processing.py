@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from ..errors import At, InputError, SpecError
-from ..expr import Fields, Scope
-from ..field import HF, Field, Flat, Identity, unpadded
-from ..node import evaluate_all, leaves
+from ..language.expr import Fields, Scope
+from ..language.field import HF, Field, Flat, Identity, unpadded
+from ..language.node import evaluate_all, leaves
 from .calls import Call
 from .intake import Taken
 from .placeholders import refusals_of_items

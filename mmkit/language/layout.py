@@ -11,7 +11,7 @@ model chooses: ``(any_id(0, 8192) * cols + newline) * rows + eos``.
 Prompt updates say how layouts get into the prompt: `replace` puts a layout in place of a target,
 `insert` at the start of the prompt or after a prefix, and `already_expanded` declares that the
 caller writes the layouts. All three recognise a layout that already stands in the prompt and leave
-it as it is, so an expanded prompt is not expanded again; see `mmkit.placement`.
+it as it is, so an expanded prompt is not expanded again; see `mmkit.plan.placement`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from .errors import SpecError
+from ..errors import SpecError
 from .expr import Count, Expr, Leaf, Scope, Value, expression, is_op, plain, written
 from .node import Part, Stated, evaluate_all, fold, leaves, parts, stated
 from .vocabulary import filled
@@ -536,7 +536,7 @@ class Replace(Update):
     """The layout takes the place of `target`: one occurrence per item, in the items' order.
 
     A text is found wherever it stands in a prompt, also where the tokenizer has split it otherwise
-    than alone, and no token outside it changes: see `mmkit.placement.respelled`.
+    than alone, and no token outside it changes: see `mmkit.plan.placement.respelled`.
 
     Attributes:
         target: one token (``tok["<image>"]``), a text (``tok.text("<image>")``), ids, or an

@@ -35,12 +35,12 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import torch
 
-from .bound.intake import Taken
-from .bound.processing import Processed
-from .errors import MmkitError, SpecError
-from .generate import module_of
-from .plan import Plan
-from .spec import Declaration
+from ..errors import MmkitError, SpecError
+from ..generate import module_of
+from ..language.spec import Declaration
+from ..plan.intake import Taken
+from ..plan.plan import Plan
+from ..plan.processing import Processed
 
 NICENESS = 10
 """By how much render processes give way to others, such as the engine and the server."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import InputError
-from ..items.values import LARGEST_FLOAT16, check_finite, dtype_name, form, strided
+from ..language.items.values import LARGEST_FLOAT16, check_finite, dtype_name, form, strided
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from ..errors import InputError, SpecError
+from ...errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, expression, expressions, plain
 from ..node import Stated, stated
 from .base import GIB, ItemType, num_drawn, repeated

@@ -15,21 +15,21 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 import torch
 
+from ..errors import At, InputError, Refusals, SpecError, of_options
+from ..language.expr import Scope, truth
+from ..language.items import unscoped
+from ..language.layout import EndingWith, Fixed, Target
+from ..language.node import fold
+from ..language.spec import Declaration
+from ..language.vocabulary import Vocabulary, check_ids, id_text, of_text_config, vocab_size
 from . import placement
-from .bound.calls import Call
-from .bound.intake import Taken
-from .bound.memo import Memo, options_key
-from .bound.modality import BoundModality
-from .bound.output import BoundOutput
-from .bound.processing import Processed
-from .errors import At, InputError, Refusals, SpecError, of_options
-from .expr import Scope, truth
-from .items import unscoped
-from .layout import EndingWith, Fixed, Target
-from .node import fold
+from .calls import Call
+from .intake import Taken
+from .memo import Memo, options_key
+from .modality import BoundModality
+from .output import BoundOutput
 from .placement import EMPTY, READINGS, Items, Placed, Placement, Reading, Runs
-from .spec import Declaration
-from .vocabulary import Vocabulary, check_ids, id_text, of_text_config, vocab_size
+from .processing import Processed
 
 Part: TypeAlias = Literal["prompt", "decoder_prompt"]
 """What a spec may rewrite."""
@@ -607,7 +607,7 @@ class Plan:
             placement.place(ids, {}, self.spec.name, self._reserved, ("targets",), tok)
 
     def place(self, prompt: list[int], items: Items) -> Placed:
-        """Bring the layouts of all items into a prompt; see `mmkit.placement`.
+        """Bring the layouts of all items into a prompt; see `mmkit.plan.placement`.
 
         Where targets of several modalities match at the same place, or anchors are equal, the order
         of the spec decides.
@@ -633,7 +633,7 @@ class Plan:
         reserved: Mapping[Target, str],
         readings: Sequence[Reading] = READINGS,
     ) -> Placed:
-        """`mmkit.placement.place`, with the tokens that merge taken apart."""
+        """`mmkit.plan.placement.place`, with the tokens that merge taken apart."""
         if items and self.runs.tokens:
             prompt = self.runs.apart(prompt)
             items = placement.in_other_ids(items, self.runs.placeholder)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import InputError
+from ...errors import InputError
 
 ARRAYS = (np.ndarray, torch.Tensor)
 SCALARS = (int, float, np.generic)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import InputError, SpecError
-from ..expr import evaluate
-from ..field import HF
-from ..items import SCOPES, ItemType, options_of
-from ..node import mapped
+from ..language.expr import evaluate
+from ..language.field import HF
+from ..language.items import SCOPES, ItemType, options_of
+from ..language.node import mapped
 from .memo import options_key
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from ..errors import At, InputError, SpecError
+from ...errors import At, InputError, SpecError
 from ..expr import Scope
 from ..node import Part, evaluate_all
 from .memory import apart_from

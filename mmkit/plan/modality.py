@@ -13,18 +13,27 @@ from typing import Any
 import torch
 
 from ..errors import At, InputError, MmkitError, Refusals, SpecError, of_spec
-from ..expr import Fields, Scope, evaluate, truth
-from ..field import HF, Batched, Field, Identity, Shared
-from ..items import ItemType, options_of, unscoped
-from ..items.tensor import Tensor
-from ..layout import AlreadyExpanded, Insert, Layout, Placeholder, Replace, Target, Update, whole
-from ..node import fold
-from ..placement import Alternatives
-from ..spec import Modality
+from ..language.expr import Fields, Scope, evaluate, truth
+from ..language.field import HF, Batched, Field, Identity, Shared
+from ..language.items import ItemType, options_of, unscoped
+from ..language.items.tensor import Tensor
+from ..language.layout import (
+    AlreadyExpanded,
+    Insert,
+    Layout,
+    Placeholder,
+    Replace,
+    Target,
+    Update,
+    whole,
+)
+from ..language.node import fold
+from ..language.spec import Modality
 from .calls import LazyProcessor
 from .forms import Form, form_of, has_form
 from .intake import Embedding, Intake, Taken
 from .placeholders import Placeholders, PlaceholdersOfEmbeddings, TooManyRows
+from .placement import Alternatives
 from .processing import Processed, Processing
 from .rehearsal import rehearse
 
@@ -525,7 +534,7 @@ class BoundModality:
 
     def rehearse(self) -> None:
         """Try out some items, where they need no Hugging Face processor; see
-        `mmkit.bound.rehearsal`.
+        `mmkit.plan.rehearsal`.
 
         Raises:
             SpecError: a mistake that would otherwise fail the first request, or make an answer

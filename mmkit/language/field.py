@@ -34,7 +34,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from .errors import At, SpecError
+from ..errors import At, SpecError
 from .expr import Expr, Scope, Value, evaluate, expression, expressions, plain, several
 from .items import Size, dtype_name, fits, shape_text
 from .layout import whole

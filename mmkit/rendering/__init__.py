@@ -1,0 +1,1 @@
+"""Items processed in several processes of a server."""
