@@ -151,7 +151,7 @@ def nested(*outer):
         (tok.text("ab"), [97, 98]),
         (tok.text(""), []),
         (literal(tok["<image>"], [1, 2], tok.text("a") * 2), [7, 1, 2, 97, 97]),
-        ([1, 2] + embed(3), [1, 2, 3]),  # noqa: RUF005
+        ([1, 2] + embed(3), [1, 2, 3]),
         (np.int64(4), [4]),
         (embed(np.int64(4)) * np.int64(2), [4, 4]),
         (embed(torch.tensor(4)) * torch.tensor(2), [4, 4]),
