@@ -59,7 +59,7 @@ def compare(processor: Processor, subject: Subject, prompt: Any, request: Reques
     (placements,) = batch["placeholders"]
     takes: list[int] = []
     for at in placements:
-        mask = tuple(map(bool, at.placeholder.mask))
+        mask = tuple(map(bool, at.tokens.mask))
         takes += [at.start + i for i, embeds in enumerate(mask) if embeds]
         ranges.setdefault(at.modality, []).append((at.start, len(mask), mask))
     same(served.ranges, ranges, "ranges")

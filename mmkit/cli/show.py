@@ -193,7 +193,7 @@ def _request(
     for at in preview.placements:
         expanded += folded(map(text, ids[cursor : at.start]))
         styles = f"underline {colours[at.modality]}", f"reverse {colours[at.modality]}"
-        own = zip(at.placeholder.mask, ids[at.start : at.end], strict=True)
+        own = zip(at.tokens.mask, ids[at.start : at.end], strict=True)
         expanded += folded(f"[{styles[embeds]}]{text(token)}[/]" for embeds, token in own)
         cursor = at.end
     expanded += folded(map(text, ids[cursor:]))
@@ -218,7 +218,7 @@ def _items(
     for at in preview.placements:
         item = describe(data[at.modality][at.index])
         label = Text(f"{at.modality}[{at.index}] · {item}", colours[at.modality])
-        rows = plural(at.placeholder.num_embeds, "row")
+        rows = plural(at.tokens.num_embeds, "row")
         own = preview.fields[at.modality][at.index].items()
         tensors = "\n".join(f"{name} {_form(value)}" for name, value in own)
         table.add_row(label, f"prompt[{at.start}:{at.end}], {rows}", Text(tensors, "dim"))

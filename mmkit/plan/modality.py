@@ -33,7 +33,7 @@ from .calls import LazyProcessor
 from .forms import Form, form_of, has_form
 from .intake import Embedding, Intake, Taken
 from .placeholders import Placeholders, PlaceholdersOfEmbeddings, TooManyRows
-from .placement import Alternatives
+from .placement import ItemLayout
 from .processing import Processed, Processing
 from .rehearsal import rehearse
 
@@ -42,7 +42,7 @@ _STEPS = 1024
 
 
 @dataclass(frozen=True, eq=False)
-class Numbered(Alternatives):
+class Numbered(ItemLayout):
     """The alternatives of an item whose layout or targets depend on its position. They keep its
     scope, and with it processed tensors, alive.
 
@@ -52,11 +52,11 @@ class Numbered(Alternatives):
         evaluate: the alternatives in another scope.
     """
 
-    here: Alternatives
+    here: ItemLayout
     scope: Scope
-    evaluate: Callable[[Scope], Alternatives]
+    evaluate: Callable[[Scope], ItemLayout]
 
-    def at(self, index: int) -> Alternatives:
+    def for_index(self, index: int) -> ItemLayout:
         if self.scope.item.index == index:
             return self.here
         item = SimpleNamespace(**{**vars(self.scope.item), "index": index})
@@ -296,7 +296,7 @@ class BoundModality:
 
     def layouts(
         self, taken: Taken, fields: Processed | None = None, *, may_be_larger: bool = False
-    ) -> Iterator[Alternatives]:
+    ) -> Iterator[ItemLayout]:
         """The layouts of some items, and the ways in which they may get into a prompt.
 
         Args:
@@ -322,15 +322,15 @@ class BoundModality:
                 scope = self.scope(value, index, own, taken.total)
                 alternatives = placeholders.alternatives(scope)
                 if placeholders.depends_on_index:
-                    parts = alternatives.placeholder, alternatives.ways
+                    parts = alternatives.tokens, alternatives.updates
                     evaluate = placeholders.alternatives
                     alternatives = Numbered(*parts, alternatives, scope, evaluate)
                 elif not placeholders.varies:
                     placeholders.shared = alternatives
-            rows = alternatives.placeholder.num_embeds
+            rows = alternatives.tokens.num_embeds
             if taken.are_largest and self.needs_hf and not placeholders.by_company:
                 # the Hugging Face processor is not called for it again
-                vars(self).setdefault("_stated_largest", (value, alternatives.placeholder))
+                vars(self).setdefault("_stated_largest", (value, alternatives.tokens))
             if taken.embeds and rows != len(value.rows):
                 expected = f"{rows} embedding row(s)"
                 raise InputError(f"{self.where}[{index}]", expected, str(len(value.rows)))
@@ -360,7 +360,7 @@ class BoundModality:
         roots = {leaf.root for leaf in update.leaves()}
         if isinstance(update, AlreadyExpanded) or not roots.isdisjoint(("fields", "function")):
             layouts = self.layouts(taken, may_be_larger=True)
-            return [(own.ways[0].target, own.written[0]) for own in layouts]
+            return [(own.updates[0].target, own.caller_ids[0]) for own in layouts]
         is_replaced = isinstance(update, Replace)
         total = taken.total
         scopes = [self.scope(value, i, None, total) for i, value in enumerate(taken.values)]
@@ -598,6 +598,6 @@ class BoundModality:
         """Return the evaluated layout of a raw item in its scope. Errors as for
         `placeholder_of`."""
         try:
-            return self.placeholders.alternatives(scope).placeholder
+            return self.placeholders.alternatives(scope).tokens
         except InputError as error:
             raise SpecError(str(error)) from error

@@ -18,7 +18,7 @@ from ..language.layout import Insert, Layout, Placeholder, Replace, Target, whol
 from ..language.node import leaves
 from ..language.vocabulary import check_ids
 from .memo import Memo
-from .placement import Alternatives, Way
+from .placement import ItemLayout, ResolvedUpdate
 
 if TYPE_CHECKING:
     from .modality import BoundModality
@@ -76,10 +76,10 @@ class Placeholders:
         self.reads_index = INDEX in own
         self.by_company = not read.isdisjoint((INDEX, COUNT))
         self.fixed_rows = None if own else layout.lay(modality.static).num_embeds
-        self.shared: Alternatives | None = None
-        self._memo = Memo(_LAYOUT_IDS, lambda known: len(known.placeholder) + _KEYS)
+        self.shared: ItemLayout | None = None
+        self._memo = Memo(_LAYOUT_IDS, lambda known: len(known.tokens) + _KEYS)
 
-    def alternatives(self, scope: Scope) -> Alternatives:
+    def alternatives(self, scope: Scope) -> ItemLayout:
         """The layout of one item, and the ways in which it may get into a prompt.
 
         Raises:
@@ -93,7 +93,7 @@ class Placeholders:
         key = (is_whole, *[_geometry(part, scope) for part in self._told_by])
         return self._memo.get(key, lambda: self._evaluate(scope, is_whole))
 
-    def _evaluate(self, scope: Scope, is_whole: bool) -> Alternatives:
+    def _evaluate(self, scope: Scope, is_whole: bool) -> ItemLayout:
         modality = self._modality
         at = modality.at("layout")
         with at, refusals_of_items(modality, scope):
@@ -114,8 +114,8 @@ class Placeholders:
             check_ids(target, self._vocab_size, at.where)
             if isinstance(update, Replace) and not target:
                 raise SpecError(at.where, "a target of at least one token", "none")
-            ways.append(Way(update, target))
-        return Alternatives(placeholder, ways)
+            ways.append(ResolvedUpdate(update, target))
+        return ItemLayout(placeholder, ways)
 
     def _without_positions(self, scope: Scope, placeholder: Placeholder) -> InputError:
         """The refusal of an item without any position that receives an encoder row."""
@@ -181,7 +181,7 @@ class Placeholders:
     def rows(self, fields: Mapping[str, Any]) -> int:
         """Encoder rows of an item by its fields alone."""
         scope = self._modality.scope(SimpleNamespace(), 0, fields)
-        return self.alternatives(scope).placeholder.num_embeds
+        return self.alternatives(scope).tokens.num_embeds
 
     def grids(self, fields: Mapping[str, Any], mask: Any) -> list[tuple[int, Any]]:
         """The M-RoPE positions of the encoder rows of an item.
@@ -226,7 +226,7 @@ class Placeholders:
 class PlaceholdersOfEmbeddings(Placeholders):
     """The same for precomputed embeddings, whose fields come from the caller."""
 
-    def alternatives(self, scope: Scope) -> Alternatives:
+    def alternatives(self, scope: Scope) -> ItemLayout:
         """As for raw items.
 
         Raises:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, chain, compress, groupby, repeat
+from itertools import accumulate, chain
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from ..errors import InputError, SpecError
+from ..errors import InputError
 from ..language.layout import Insert, Placeholder, Replace, Target, Update, as_text
 from ..language.vocabulary import Vocabulary
 
@@ -28,7 +28,7 @@ already; every item has a target or an anchor; the caller expanded some items an
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
-class Way(NamedTuple):
+class ResolvedUpdate(NamedTuple):
     """One alternative of `update` for one item.
 
     Attributes:
@@ -41,33 +41,33 @@ class Way(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Alternatives:
+class ItemLayout:
     """The layout of one item, and the ways in which it may get into a prompt. Items of one geometry
     share them, and what a search for them needs is computed once.
 
     Attributes:
-        placeholder: the evaluated layout.
-        ways: in order of preference.
+        tokens: the evaluated layout.
+        updates: in order of preference.
     """
 
-    placeholder: Placeholder
-    ways: Sequence[Way]
+    tokens: Placeholder
+    updates: Sequence[ResolvedUpdate]
 
-    def at(self, index: int) -> Alternatives:
+    def for_index(self, index: int) -> ItemLayout:
         """Those of the item at another position among the items of its modality."""
         return self
 
     @cached_property
-    def written(self) -> list[Target]:
+    def caller_ids(self) -> list[Target]:
         """The ids that a caller writes into the prompt for the item, for each way: none where mmkit
         inserts the layout."""
-        return [tuple(update.written(target, self.placeholder)) for update, target in self.ways]
+        return [tuple(update.written(target, self.tokens)) for update, target in self.updates]
 
     @property
-    def first_sought(self) -> Target:
+    def unexpanded_ids(self) -> Target:
         """The ids that stand for the item in a prompt that is not expanded yet, by the first
         way."""
-        return self.written[0] or tuple(self.placeholder.ids)
+        return self.caller_ids[0] or tuple(self.tokens.ids)
 
     @cached_property
     def targets(self) -> list[str]:
@@ -75,23 +75,23 @@ class Alternatives:
 
         See `mmkit.language.layout.as_text`.
         """
-        return [as_text(target) for update, target in self.ways if isinstance(update, Replace)]
+        return [as_text(target) for update, target in self.updates if isinstance(update, Replace)]
 
     @cached_property
     def leftovers(self) -> frozenset[str]:
         """The texts of which none may be left over in a prompt: targets, and each placeholder
         id."""
-        return frozenset([*self.targets, *map(chr, self.placeholder.embed_ids)])
+        return frozenset([*self.targets, *map(chr, self.tokens.embed_ids)])
 
     @cached_property
     def sought(self) -> dict[Reading, list[str]]:
         """The texts that stand for the item, by the reading of the prompt."""
-        layouts = [self.placeholder.text] if self.placeholder.ids else []
-        written = [as_text(ids) for ids in self.written if ids]
+        layouts = [self.tokens.text] if self.tokens.ids else []
+        written = [as_text(ids) for ids in self.caller_ids if ids]
         return {"layouts": layouts, "targets": written, "either": [*layouts, *self.targets]}
 
 
-Items: TypeAlias = Mapping[str, Sequence[Alternatives]]
+LayoutsByModality: TypeAlias = Mapping[str, Sequence[ItemLayout]]
 """The alternatives by modality and item."""
 
 
@@ -103,22 +103,30 @@ class Placement:
         modality: name of the item's modality.
         index: the item's position among those of its modality.
         start: offset of the layout's first token in the new prompt.
-        placeholder: the layout as it stands in the prompt.
+        tokens: the layout as it stands in the prompt.
     """
 
     modality: str
     index: int
     start: int
-    placeholder: Placeholder = field(repr=False)
+    tokens: Placeholder = field(repr=False)
 
     @property
     def end(self) -> int:
         """Offset after the layout's last token."""
-        return self.start + len(self.placeholder)
+        return self.start + len(self.tokens)
 
 
-Placed: TypeAlias = tuple[list[int], list[Placement]]
-"""A prompt with layouts in it, and one placement per item, in prompt order."""
+class PlacedPrompt(NamedTuple):
+    """A prompt with the layouts of its items in it.
+
+    Attributes:
+        token_ids: the prompt.
+        placements: the place of each item's layout, in prompt order.
+    """
+
+    token_ids: list[int]
+    placements: list[Placement]
 
 
 class NotFound(InputError):
@@ -127,12 +135,12 @@ class NotFound(InputError):
 
 def place(
     prompt: list[int],
-    items: Items,
+    items: LayoutsByModality,
     where: str,
     reserved: Mapping[Target, str] = EMPTY,
     readings: Sequence[Reading] = READINGS,
     tok: Vocabulary | None = None,
-) -> Placed:
+) -> PlacedPrompt:
     """Bring the layouts of all items into a prompt, from left to right, under the first reading
     that fits.
 
@@ -157,7 +165,7 @@ def place(
             another modality.
     """
     search = _Search(prompt, as_text(prompt), items, where, reserved, tok)
-    firsts = (own[0].placeholder.text for own in items.values() if own)
+    firsts = (own[0].tokens.text for own in items.values() if own)
     if not all(first in search.text for first in firsts):  # nearly always, and told at once
         readings = readings[1:] or readings
     refusal: _Misfit | None = None
@@ -172,30 +180,22 @@ def place(
     raise make_error(*parts)
 
 
-def in_other_ids(items: Items, change: Callable[[Sequence[int], bytes], Placeholder]) -> Items:
-    """Items with their layouts and targets in other ids. `change` takes ids and their mask, which a
-    target lacks."""
-
-    def changed(own: Alternatives) -> Alternatives:
-        ways = [Way(update, tuple(change(target, b"").ids)) for update, target in own.ways]
-        return Alternatives(change(own.placeholder.ids, own.placeholder.mask), ways)
-
-    known = {own: changed(own) for own in {*chain(*items.values())}}  # most items share theirs
-    return {name: [known[own] for own in of_modality] for name, of_modality in items.items()}
-
-
-def texts_of(items: Items, reserved: Mapping[Target, str] = EMPTY) -> set[Target]:
+def find_text_targets(
+    items: LayoutsByModality, reserved: Mapping[Target, str] = EMPTY
+) -> set[Target]:
     """The targets of several tokens, as texts have: inside a prompt the tokenizer may split the
     text otherwise."""
     targets = {target for target in reserved if len(target) > 1}
     for alternatives in {*chain(*items.values())}:
-        for update, target in alternatives.ways:
+        for update, target in alternatives.updates:
             if isinstance(update, Replace) and len(target) > 1:
                 targets.add(target)
     return targets
 
 
-def respelled(prompt: list[int], targets: Collection[Target], tok: Vocabulary) -> list[int]:
+def restore_text_targets(
+    prompt: list[int], targets: Collection[Target], tok: Vocabulary
+) -> list[int]:
     """A prompt in which targets that are texts have their own ids, also where the tokenizer has
     split them otherwise.
 
@@ -309,12 +309,12 @@ class _Search:
 
     prompt: list[int]
     text: str
-    items: Items
+    items: LayoutsByModality
     where: str
     reserved: Mapping[Target, str]
     tok: Vocabulary | None
 
-    def run(self, reading: Reading) -> Placed:
+    def run(self, reading: Reading) -> PlacedPrompt:
         """The items placed from left to right, under one reading of the prompt."""
         ids: list[int] = []
         taken: list[_Taken] = []
@@ -332,7 +332,7 @@ class _Search:
             if others:
                 modality = self._first(spans, waiting)
             index, span = waiting[modality], spans[modality]
-            placeholder = self.items[modality][index].placeholder
+            placeholder = self.items[modality][index].tokens
             rest.append(self.text[cursor : span.start])
             ids += self.prompt[cursor : span.start]
             placements.append(Placement(modality, index, len(ids), placeholder))
@@ -346,7 +346,7 @@ class _Search:
         ids += self.prompt[cursor:]
         self._check_leftovers(_TAKEN.join(rest))
         self._check_layouts(taken)
-        return ids, placements
+        return PlacedPrompt(ids, placements)
 
     def _span(
         self, modality: str, index: int, reading: Reading, cursor: int, known: dict[str, int]
@@ -356,7 +356,7 @@ class _Search:
         `known` has where the texts that were sought stand next; after the prompt for none."""
         own = self.items[modality][index]
         if reading == "targets":
-            for update, target in own.ways:
+            for update, target in own.updates:
                 if (at := update.anchor(self.prompt, target)) is not None:
                     if at < cursor:  # inside a target that another layout replaces
                         raise _Misfit(self._not_found, modality, index)
@@ -381,12 +381,12 @@ class _Search:
         standing = []
         for name, span in spans.items():
             if span and span.start == spans[first].start:
-                layout = self.items[name][waiting[name]].placeholder.text
+                layout = self.items[name][waiting[name]].tokens.text
                 if self.text[span.start : span.stop] == layout:
                     standing.append(name)
         if first in standing and len(standing) > 1:
             where = ", ".join(f"{self.where}.{name}" for name in standing[:2])
-            shared = self.items[standing[0]][waiting[standing[0]]].placeholder
+            shared = self.items[standing[0]][waiting[standing[0]]].tokens
             got = f"the layout {self._brief(shared.ids)}, which either has"
             remedy = "Send the prompt before it is expanded, or no item of the other."
             raise InputError(where, "a prompt that tells their items apart", got, remedy)
@@ -415,7 +415,7 @@ class _Search:
         for name, items in self.items.items():
             targets = [one for one in taken if one.modality != name and self._is_target(one)]
             texts = {self.text[one.start : one.stop] for one in targets}
-            for layout in {alternatives.placeholder.text for alternatives in {*items}}:
+            for layout in {alternatives.tokens.text for alternatives in {*items}}:
                 if not any(text in layout for text in texts):  # nearly always
                     continue
                 covered = covered or self._covered(taken)
@@ -462,14 +462,14 @@ class _Search:
 
     def _not_found(self, modality: str, index: int) -> InputError:
         items, where = self.items[modality], f"{self.where}.{modality}"
-        update, target = items[index].ways[0]
+        update, target = items[index].updates[0]
         if isinstance(update, Insert):  # only a prefix may be missing
             got = f"one that starts with {self._brief(self.prompt[: len(target)])}"
             expected = f"a prompt that starts with {self._brief(target)}"
             return NotFound(where, expected, got)
         # item-numbered targets, or layouts of several lengths that the caller writes
-        if len({own.first_sought for own in items}) > 1:
-            sought, word = self._brief(items[index].first_sought), _word(update)
+        if len({own.unexpanded_ids for own in items}) > 1:
+            sought, word = self._brief(items[index].unexpanded_ids), _word(update)
             expected = f"the {word} {sought} in the prompt, after those of the items before it"
             remedy = f"Write one {word} per item, in order."
             return NotFound(f"{where}[{index}]", expected, "none", remedy)
@@ -477,8 +477,8 @@ class _Search:
 
     def _wrong_count(self, modality: str, error: type[InputError]) -> InputError:
         items, where = self.items[modality], f"{self.where}.{modality}"
-        layout, update = items[0].placeholder, items[0].ways[0].update
-        sought, embeds = items[0].first_sought, layout.embed_ids
+        layout, update = items[0].tokens, items[0].updates[0].update
+        sought, embeds = items[0].unexpanded_ids, layout.embed_ids
         stray = sum(token in embeds for token in self.prompt)
         if isinstance(update, Insert):
             remedy = "Leave them out: mmkit inserts the layouts of the items."
@@ -524,74 +524,3 @@ def brief(ids: Sequence[int], tok: Vocabulary | None = None) -> str:
     if text.strip():
         return repr(text) if shown is ids else f"{text!r}... of {len(ids)} tokens"
     return str(ids) if shown is ids else f"[{', '.join(map(str, shown))}, ... {len(ids)} ids]"
-
-
-_LONGEST = 64
-"""Characters of the longest run that is one token."""
-
-
-class Runs:
-    """The tokens of a vocabulary that are runs of one character; none without a character.
-
-    Attributes:
-        tokens: their ids by the number of characters, up to the first number that is no token.
-
-    Raises:
-        SpecError: the character itself is no token.
-    """
-
-    def __init__(self, character: str | None, tok: Vocabulary | None, where: str) -> None:
-        self.tokens: dict[int, int] = {}
-        self._character, self._tok = character, tok
-        for length in range(1, _LONGEST + 1):
-            ids = self._encoded(length)
-            if len(ids) != 1 or ids[0] in self.tokens.values():
-                break
-            self.tokens[length] = ids[0]
-        if character is not None and not self.tokens:
-            raise SpecError(where, "a character that the tokenizer has as a token", repr(character))
-        self._lengths = {token: length for length, token in self.tokens.items()}
-
-    def _encoded(self, length: int) -> list[int]:
-        if self._character is None or self._tok is None:
-            return []
-        return self._tok.text(self._character * length)
-
-    def apart(self, ids: Sequence[int]) -> list[int]:
-        """Ids with one token for each character of a run."""
-        length_of = self._lengths.get
-        runs = ([self.tokens[1]] * n if (n := length_of(token)) else [token] for token in ids)
-        return [*chain.from_iterable(runs)]
-
-    def placeholder(self, ids: Sequence[int], mask: bytes) -> Placeholder:
-        """A layout, with one token for each character of a run."""
-        lengths = [self._lengths.get(token, 1) for token in ids]
-        return Placeholder(self.apart(ids), bytes(chain.from_iterable(map(repeat, mask, lengths))))
-
-    def _run(self, length: int) -> list[int]:
-        """The tokens of a run."""
-        tokens = self._encoded(length)
-        # the tokenizer may make others of a long one
-        is_known = sum(self._lengths.get(token, 0) for token in tokens) == length
-        return tokens if is_known else [self.tokens[1]] * length
-
-    def joined(self, apart: list[int], placements: list[Placement]) -> Placed:
-        """Ids with the tokens of runs in them, and where layouts stand there. A token that two
-        layouts share belongs to the first."""
-        if not self.tokens:
-            return apart, placements
-        ids: list[int] = []
-        token_at: list[int] = []
-        for one, same in groupby(apart):
-            count = len([*same])
-            for token in self._run(count) if one == self.tokens[1] else [one] * count:
-                token_at += [len(ids)] * self._lengths.get(token, 1)
-                ids.append(token)
-        placed: list[Placement] = []
-        end = 0
-        for at in placements:
-            start, end = max(token_at[at.start], end), token_at[at.end - 1] + 1
-            chosen = {*compress(token_at[at.start : at.end], at.placeholder.mask)}
-            own = Placeholder(ids[start:end], bytes(i in chosen for i in range(start, end)))
-            placed.append(Placement(at.modality, at.index, start, own))
-        return ids, placed

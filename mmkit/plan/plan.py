@@ -26,9 +26,10 @@ from . import placement
 from .calls import Call
 from .intake import Taken
 from .memo import Memo, options_key
+from .merging import MergedRuns
 from .modality import BoundModality
 from .output import BoundOutput
-from .placement import EMPTY, READINGS, Items, Placed, Placement, Reading, Runs
+from .placement import EMPTY, READINGS, LayoutsByModality, PlacedPrompt, Placement, Reading
 from .processing import Processed
 
 Part: TypeAlias = Literal["prompt", "decoder_prompt"]
@@ -170,7 +171,7 @@ class Plan:
             if not self.modalities and not refusals:
                 raise SpecError(name, "a modality whose when= holds for the config", "none")
             self._reserved = self._reserved_targets()
-            self.runs = Runs(self.spec.merges, scope.tok, f"{name}, merges")
+            self.runs = MergedRuns(self.spec.merges, scope.tok, f"{name}, merges")
         return refusals
 
     def _check_embed_ids(self, config: Any, tok: Vocabulary | None) -> None:
@@ -402,7 +403,7 @@ class Plan:
 
         Arguments and errors as for `preview`.
         """
-        return self._placed(prompt, self.take(data))[0]
+        return self._placed(prompt, self.take(data)).token_ids
 
     def _placed(
         self,
@@ -410,7 +411,7 @@ class Plan:
         taken: AllTaken,
         fields: AllProcessed = EMPTY,
         tokenization: Mapping[str, Any] = EMPTY,
-    ) -> Placed:
+    ) -> PlacedPrompt:
         ids, items = self.encode(prompt, **tokenization), self._alternatives(taken, fields)
         counts = {name: own.total for name, own in taken.items()}
         return self.place(self.rewrite("prompt", ids, counts), items)
@@ -445,12 +446,12 @@ class Plan:
         written: list[int] = []
         position = 0
         for at in placements:
-            first, *_ = items[at.modality][at.index].written
+            first, *_ = items[at.modality][at.index].caller_ids
             written += [*apart[position : at.start], *first]
             position = at.end
         written += apart[position:]
         if items:
-            written, _ = self.runs.joined(written, [])
+            written = self.runs.merge(PlacedPrompt(written, [])).token_ids
         if (declared := self._prompts["prompt"]) is None:
             return written
         end = declared.ids.lay(self._scope).ids if isinstance(declared, EndingWith) else []
@@ -500,7 +501,7 @@ class Plan:
                 taken[name] = own
         return taken
 
-    def _alternatives(self, taken: AllTaken, fields: AllProcessed = EMPTY) -> Items:
+    def _alternatives(self, taken: AllTaken, fields: AllProcessed = EMPTY) -> LayoutsByModality:
         """The alternatives of each item, by modality. Without their fields, items are processed as
         far as their layouts need it."""
         with self.blamed():
@@ -601,12 +602,12 @@ class Plan:
             raise InputError(f"{self.spec.name}.{min(missing)}", expected, "none", remedy)
         if not present:
             ids, tok = [*prompt], self._scope.tok
-            texts = placement.texts_of(EMPTY, self._reserved)
+            texts = placement.find_text_targets(EMPTY, self._reserved)
             if texts and tok is not None:
-                ids = placement.respelled(ids, texts, tok)
+                ids = placement.restore_text_targets(ids, texts, tok)
             placement.place(ids, {}, self.spec.name, self._reserved, ("targets",), tok)
 
-    def place(self, prompt: list[int], items: Items) -> Placed:
+    def place(self, prompt: list[int], items: LayoutsByModality) -> PlacedPrompt:
         """Bring the layouts of all items into a prompt; see `mmkit.plan.placement`.
 
         Where targets of several modalities match at the same place, or anchors are equal, the order
@@ -615,28 +616,28 @@ class Plan:
         present = {name: items[name] for name in self.modalities if items.get(name)}
         self.check_bare(prompt, present)
         if not present:
-            return list(prompt), []
+            return PlacedPrompt(list(prompt), [])
         reserved, tok = self._reserved, self._scope.tok
-        texts = placement.texts_of(present, reserved)
+        texts = placement.find_text_targets(present, reserved)
         if texts and tok is not None:
             try:
                 # before anything is written anew: a layout may hold the text of a target
-                return self.runs.joined(*self._apart(prompt, present, reserved, ("layouts",)))
+                return self.runs.merge(self._apart(prompt, present, reserved, ("layouts",)))
             except InputError:
-                prompt = placement.respelled(prompt, texts, tok)
-        return self.runs.joined(*self._apart(prompt, present, reserved))
+                prompt = placement.restore_text_targets(prompt, texts, tok)
+        return self.runs.merge(self._apart(prompt, present, reserved))
 
     def _apart(
         self,
         prompt: list[int],
-        items: Items,
+        items: LayoutsByModality,
         reserved: Mapping[Target, str],
         readings: Sequence[Reading] = READINGS,
-    ) -> Placed:
+    ) -> PlacedPrompt:
         """`mmkit.plan.placement.place`, with the tokens that merge taken apart."""
-        if items and self.runs.tokens:
-            prompt = self.runs.apart(prompt)
-            items = placement.in_other_ids(items, self.runs.placeholder)
+        if items and self.runs.tokens_by_length:
+            prompt = self.runs.split(prompt)
+            items = self.runs.split_layouts(items)
         tok = self._scope.tok
         return placement.place(prompt, items, self.spec.name, reserved, readings, tok)
 

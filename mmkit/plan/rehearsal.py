@@ -358,7 +358,7 @@ def _check_same_layout(modality: BoundModality, value: Any) -> None:
     (fields,) = modality.read(Taken.whole([value]))
     scope = modality.scope(value, 0, fields)
     layouts = [modality.placeholders.alternatives(scope) for _ in range(_TIMES)]
-    known = [(own.placeholder, [way.target for way in own.ways]) for own in layouts]
+    known = [(own.tokens, [update.target for update in own.updates]) for own in layouts]
     if any(own != known[0] for own in known):
         expected = "the same layout and target for an item every time"
         got = "others when it was evaluated again"

@@ -20,7 +20,7 @@ from ..generate import Classes
 from ..language.items import SCOPES
 from ..language.layout import as_text
 from ..model_spec import ModelSpec
-from ..plan.placement import Runs
+from ..plan.merging import MergedRuns
 from ..plan.plan import Plan
 from . import vllm_path
 from .strategies import Request, Sample, as_sample, items, items_of_vllm, overwrite, spelling
@@ -119,9 +119,9 @@ class Subject:
         return list(getattr(self.processor, "_postprocess_prompt", list)(prompt))
 
     @property
-    def runs(self) -> Runs:
+    def runs(self) -> MergedRuns:
         """The tokens that merge at the edges of layouts."""
-        return Runs(None, None, "") if self.plan is None else self.plan.runs
+        return MergedRuns(None, None, "") if self.plan is None else self.plan.runs
 
     @cached_property
     def vocabulary_size(self) -> int:
@@ -183,7 +183,7 @@ def _requests(draw: Any, subject: Subject, least: int, most: int | None, of: Sam
     targets = [target for piece in every for target in piece.targets]
     in_layouts = {*chain(*(piece.ids for piece in every))}
     in_any = in_layouts.union(*targets)
-    fragments = [[token] for token in [*subject.runs.tokens.values()][:_RUNS]]
+    fragments = [[token] for token in [*subject.runs.tokens_by_length.values()][:_RUNS]]
     for ids in {tuple(ids[:-1]) for ids in written if len(ids) > 1}:
         # the beginning of a placeholder, where it is none itself
         if in_layouts.isdisjoint(ids) and not any(as_text(t) in as_text(ids) for t in targets):

@@ -29,7 +29,7 @@ from vllm.plugins import load_general_plugins as load_general_plugins
 from ..errors import MmkitError, SpecError, VllmApiError
 from ..language.layout import Insert
 from ..plan.placeholders import rows_field
-from ..plan.placement import Alternatives
+from ..plan.placement import ItemLayout
 from ..training.saving import TOKENIZER_FILES
 from ..vllm_api import compat
 from ..vllm_api.compat import ProcessorInputs, find
@@ -446,13 +446,13 @@ def _spelled(processor: Any, sequence: Any) -> list[int]:
     return list(sequence)
 
 
-def _own_piece(own: Alternatives) -> Piece:
-    update, target = own.ways[0]
+def _own_piece(own: ItemLayout) -> Piece:
+    update, target = own.updates[0]
     inserted = isinstance(update, Insert)
-    targets = [list(written) for written in own.written if written]
-    ids, mask = list(own.placeholder.ids), tuple(map(bool, own.placeholder.mask))
+    targets = [list(written) for written in own.caller_ids if written]
+    ids, mask = list(own.tokens.ids), tuple(map(bool, own.tokens.mask))
     prefix = list(target) if inserted else []
-    return Piece(list(own.written[0]), ids, mask, inserted, prefix, targets)
+    return Piece(list(own.caller_ids[0]), ids, mask, inserted, prefix, targets)
 
 
 def round_trip(processor: Any, data: Data, kwargs: Data) -> dict[str, tuple[Any, Any]]:

@@ -87,7 +87,7 @@ def batch_of(plan: Plan, samples: Sequence[Preview], padding: Padding) -> dict[s
         before = len(row) - len(sample.prompt_token_ids) if padding.side == "left" else 0
         placed = [replace(at, start=at.start + before) for at in sample.placements]
         for at in placed:
-            row[at.start : at.end] = numbers[at.modality] * torch.tensor([*at.placeholder.mask])
+            row[at.start : at.end] = numbers[at.modality] * torch.tensor([*at.tokens.mask])
         placeholders.append(placed)
     batch |= {"mm_token_type_ids": types, "placeholders": placeholders}
     return batch | _fields(plan, samples)

@@ -90,7 +90,7 @@ class MultiModalMixin:
         placed = None if placeholders is None else [*chain.from_iterable(placeholders)]
         for name, number in token_types(spec).items():
             where, is_own = f"{spec.name}.{name}, embed_{name}", types == number
-            counts = placed and [at.placeholder.num_embeds for at in placed if at.modality == name]
+            counts = placed and [at.tokens.num_embeds for at in placed if at.modality == name]
             fields, key = sent[name], f"{name}_embeds"
             returned = fields.get(key, [])
             if fields and key not in fields:

@@ -28,7 +28,7 @@ from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from ..language.layout import Placeholder
-from ..plan.placement import Alternatives
+from ..plan.placement import ItemLayout
 from .compat import RELEASES, TOUCHES, find
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class CachedItem:
         size: of its fields in the cache, in bytes.
     """
 
-    layouts: Alternatives
+    layouts: ItemLayout
     size: int
 
 
@@ -234,7 +234,7 @@ def _lost(features: Sequence[Any]) -> list[UnsentItem]:
     return [item for item in items if item.is_lost]
 
 
-_NO_LAYOUTS = Alternatives(Placeholder([], b""), [])
+_NO_LAYOUTS = ItemLayout(Placeholder([], b""), [])
 
 
 def adopted(features: Sequence[Any], cache: Any) -> list[Any]:

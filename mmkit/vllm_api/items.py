@@ -157,7 +157,7 @@ def engine_input(
     """A request in vLLM's form for its engine."""
     ranges: dict[str, list[vllm_inputs.PlaceholderRange]] = {}
     for at in placements:
-        place = vllm_inputs.PlaceholderRange(at.start, len(at.placeholder), at.placeholder.is_embed)
+        place = vllm_inputs.PlaceholderRange(at.start, len(at.tokens), at.tokens.is_embed)
         ranges.setdefault(at.modality, []).append(place)
     kwargs = Rendered()
     kwargs.data = dict(items)

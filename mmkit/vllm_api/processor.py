@@ -25,7 +25,7 @@ from ..language.spec import Declaration
 from ..plan.calls import LazyProcessor
 from ..plan.intake import Taken
 from ..plan.modality import BoundModality
-from ..plan.placement import Alternatives, Placement
+from ..plan.placement import ItemLayout, Placement
 from ..plan.plan import Plan
 from ..plan.processing import Processed
 from .compat import SKIPS_LARGE, hasher_algorithm
@@ -204,9 +204,9 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
 
     def _processed(
         self, request: Request, counts: Mapping[str, int], missing: Mapping[str, Sequence[int]]
-    ) -> dict[str, dict[int, tuple[MultiModalKwargsItem, Alternatives]]]:
+    ) -> dict[str, dict[int, tuple[MultiModalKwargsItem, ItemLayout]]]:
         """The fields and the layouts of some items of a request, by modality and index."""
-        processed: dict[str, dict[int, tuple[MultiModalKwargsItem, Alternatives]]]
+        processed: dict[str, dict[int, tuple[MultiModalKwargsItem, ItemLayout]]]
         processed = {name: {} for name, count in counts.items() if count}
         some = {name: request.items.taken(name, own) for name, own in missing.items() if own}
         if not some:
@@ -219,7 +219,7 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
             with plan.blamed():
                 layouts = [*modality.layouts(some[name], parts, may_be_larger=may_be_larger)]
             for i, fields, own in zip(missing[name], parts, layouts, strict=True):
-                rows = None if some[name].embeds else own.placeholder.num_embeds
+                rows = None if some[name].embeds else own.tokens.num_embeds
                 processed[name][i] = self.item(modality, fields, rows), own
         return processed
 
@@ -262,14 +262,14 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
         self,
         request: Request,
         counts: Mapping[str, int],
-        layouts: Mapping[str, Sequence[Alternatives]],
+        layouts: Mapping[str, Sequence[ItemLayout]],
     ) -> tuple[list[int], list[Placement]]:
         """The prompt with the layouts of all items in it, and where they stand."""
         ids = request.prompt
         if isinstance(ids, str):
             ids = self.plan.encode(ids, **request.tokenization)
         items = {
-            name: [own.at(i) for i, own in enumerate(of_modality)]
+            name: [own.for_index(i) for i, own in enumerate(of_modality)]
             for name, of_modality in layouts.items()
         }
         return self.plan.place(self.plan.rewrite("prompt", ids, counts), items)

@@ -54,7 +54,7 @@ from mmkit import (
 from mmkit import replace as replaces
 from mmkit.language.layout import Placeholder
 from mmkit.model.registration import get_mrope_input_positions
-from mmkit.plan.placement import Alternatives, Placement
+from mmkit.plan.placement import ItemLayout, Placement
 from mmkit.plan.soundness import largest_magnitude
 from mmkit.testing import ImageSample, NotApplicable, Subject, VideoSample, Violation, check_law, of_spec
 from mmkit.vllm_api.items import EmbedItems, Parser
@@ -397,7 +397,7 @@ def of_the_first(at, placed):
 
 
 def all_embed(at, _):
-    return replace(at, placeholder=Placeholder(at.placeholder.ids, bytes([1]) * len(at.placeholder)))
+    return replace(at, tokens=Placeholder(at.tokens.ids, bytes([1]) * len(at.tokens)))
 
 
 def end_of_the_prompt_dropped(inherited, *request):
@@ -440,9 +440,7 @@ def kwargs_missing_in_the_cache_key(inherited, request):
 
 
 def target_of_another_position(inherited, request, counts, layouts):
-    kept = {
-        name: [Alternatives(own.placeholder, own.ways) for own in of_modality] for name, of_modality in layouts.items()
-    }
+    kept = {name: [ItemLayout(own.tokens, own.updates) for own in of_modality] for name, of_modality in layouts.items()}
     return inherited(request, counts, kept)
 
 
@@ -591,8 +589,8 @@ def targets_replaced_without_a_look(inherited, request, counts, layouts):
             ids.append(token)
             continue
         own = layouts["frames"][len(placed)]
-        placed.append(Placement("frames", len(placed), len(ids), own.placeholder))
-        ids += placed[-1].placeholder.ids
+        placed.append(Placement("frames", len(placed), len(ids), own.tokens))
+        ids += placed[-1].tokens.ids
     if len(placed) != counts["frames"]:
         raise InputError("double.frames", "<frame> for each item", f"{len(placed)} of them")
     return ids, placed

@@ -149,7 +149,7 @@ class Again(GRAPHS.classes.processor):  # type: ignore[misc]
         again = tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False)
         start = again.index(ids[placements[0].start]) - placements[0].start
         moved = [replace(at, start=at.start + start) for at in placements]
-        if any(again[at.start : at.end] != at.placeholder.ids for at in moved):
+        if any(again[at.start : at.end] != at.tokens.ids for at in moved):
             reject()
         return again, moved
 

@@ -42,7 +42,7 @@ from mmkit import (
     tok,
     where,
 )
-from mmkit.plan.placement import Alternatives
+from mmkit.plan.placement import ItemLayout
 from mmkit.testing import vllm_path
 from mmkit.testing.differences import differences
 from mmkit.vllm_api import patches
@@ -313,7 +313,7 @@ def test_the_senders_cache_holds_no_tensors() -> None:
     outcome = run(instance, "<series>", SERIES, caches=pair)
     fields, cached = pair.sender.get_and_update_item(None, outcome.hashes["series"][0])
     assert fields is None
-    assert {type(value) for value in vars(cached).values()} == {Alternatives, int}
+    assert {type(value) for value in vars(cached).values()} == {ItemLayout, int}
 
 
 def test_an_item_that_only_a_uuid_names() -> None:

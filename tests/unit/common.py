@@ -11,7 +11,7 @@ import mmkit
 from mmkit import InputError, Modality, ModelSpec, Tensor, already_expanded, batched, cfg, embed, insert, replace
 from mmkit.language.expr import leaves
 from mmkit.language.layout import Placeholder, nothing
-from mmkit.plan.placement import Alternatives, Way
+from mmkit.plan.placement import ItemLayout, ResolvedUpdate
 
 NAMES = {name: value for name, value in vars(mmkit).items() if name[0] != "_" and not ismodule(value)}
 NAMES |= {"ceil": ceil, "floor": floor, "nothing": nothing}
@@ -59,7 +59,7 @@ def alternatives(*ways, embeds=(5,)):
     `embeds`."""
     (ids,) = {tuple(ids) for _, _, ids in ways}
     placeholder = Placeholder(list(ids), bytes(token in embeds for token in ids))
-    return Alternatives(placeholder, [Way(UPDATES[kind], tuple(target)) for kind, target, _ in ways])
+    return ItemLayout(placeholder, [ResolvedUpdate(UPDATES[kind], tuple(target)) for kind, target, _ in ways])
 
 
 def leaves_of(*exprs):

@@ -65,11 +65,11 @@ NUMBERED = replace(tok["<|image_{}|>", item.index + 1])
 def ids(own, value=ONE, index=0, fields=None, embeds=False):
     """The layout of an item, which may be given by its facts."""
     placeholders = own.placeholders_of_embeddings if embeds else own.placeholders
-    return placeholders.alternatives(own.scope(value, index, fields)).placeholder.ids
+    return placeholders.alternatives(own.scope(value, index, fields)).tokens.ids
 
 
 def target_of(own, index):
-    return own.placeholders.alternatives(own.scope(ONE, index)).ways[0].target
+    return own.placeholders.alternatives(own.scope(ONE, index)).updates[0].target
 
 
 def largest(own):
@@ -283,7 +283,7 @@ def test_unexpanding_is_the_inverse_of_expanding(ids, lengths):
     expanded = plan.expand(prompt, items)
     preview = plan.preview(prompt, items)
     assert expanded == preview.prompt_token_ids
-    assert all(expanded[at.start : at.end] == at.placeholder.ids for at in preview.placements)
+    assert all(expanded[at.start : at.end] == at.tokens.ids for at in preview.placements)
     written = plan.unexpand(expanded, items)
     assert plan.expand(written, items) == expanded
     if prompt[-2:] != [3, 3]:
@@ -301,7 +301,7 @@ def test_the_hugging_face_processor_of_a_plan():
     plan = spec.bind(CONFIG, processor=processor, kwargs={"scale": 3, "other": 1}, dtype=torch.float16)
     preview = plan.preview([5, 5], {"m": torch.ones(1, 2, 2)})
     assert preview.fields["m"][0]["x"].tolist() == [[3.0, 3.0]] * 2
-    assert [(at.start, at.placeholder.num_embeds) for at in preview.placements] == [(0, 2)]
+    assert [(at.start, at.tokens.num_embeds) for at in preview.placements] == [(0, 2)]
     assert largest(plan.modalities["m"]) == 2
     assert options.key != hf(text="<2>", inputs=options.inputs, kwargs=options.kwargs).key
 

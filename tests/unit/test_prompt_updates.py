@@ -35,7 +35,7 @@ def run(prompt, items, reserved=EMPTY):
         return None
     finally:
         assert prompt == before, "the caller's prompt was changed"
-    return ids, [(at.modality, at.index, at.start, at.placeholder.ids) for at in placements]
+    return ids, [(at.modality, at.index, at.start, at.tokens.ids) for at in placements]
 
 
 # -- against the reference --------------------------------------------------------------------------------------------
@@ -140,8 +140,8 @@ def test_line_breaks_merge_as_in_a_text(gaps):
     prompt = [*written[0], *(token for gap in written[1:] for token in [ord("@"), *gap])]
     preview = plan.preview(prompt, items)
     assert preview.prompt_token_ids == expected
-    assert all(expected[at.start : at.end] == at.placeholder.ids for at in preview.placements)
-    assert all(at.placeholder.num_embeds == 2 for at in preview.placements)
+    assert all(expected[at.start : at.end] == at.tokens.ids for at in preview.placements)
+    assert all(at.tokens.num_embeds == 2 for at in preview.placements)
     assert gaps[0] or preview.placements[0].start == 0
     assert plan.preview(expected, items).placements == preview.placements
     assert plan.unexpand(expected, items) == prompt

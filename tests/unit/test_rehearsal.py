@@ -281,10 +281,10 @@ def test_what_fits_the_context_is_accepted(layout, context, sent):
         data = {"m": {"x": torch.zeros(length), "note": "a" * note}}
         free = plan_in(None, layout).preview([7], data)
         (placed,) = free.placements
-        if len(placed.placeholder) > context:
+        if len(placed.tokens) > context:
             continue
         assert plan.preview([7], data).prompt_token_ids == free.prompt_token_ids
-        assert placed.placeholder.num_embeds <= own.most_rows
+        assert placed.tokens.num_embeds <= own.most_rows
 
 
 @given(context=st.integers(2, 200), sizes=st.tuples(st.integers(1, 30), st.integers(1, 30)))

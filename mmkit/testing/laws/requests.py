@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from ...errors import InputError
 from ...language.items.base import ends
 from ...language.layout import as_text
+from ...plan.merging import MergedRuns
 from ...plan.placeholders import TooManyRows
-from ...plan.placement import Runs
 from ...plan.plan import Plan
 from .. import vllm_path
 from ..differences import brief, differences, near
@@ -78,7 +78,7 @@ def _check_ranges(case: Case, request: Request, pieces: Pieces) -> None:
         numbered = enumerate(zip(places, own, strict=True))
         placed += [(*place, piece, f"{name}[{i}]") for i, (place, piece) in numbered]
     # with one token for each character of a run
-    text, prompt = runs.apart(ids), runs.apart(subject.postprocessed(request))
+    text, prompt = runs.split(ids), runs.split(subject.postprocessed(request))
     rebuilt: list[int] = []
     position = copied = 0
     for offset, length, mask, piece, item in sorted(placed, key=itemgetter(0, 1)):
@@ -95,22 +95,22 @@ def _check_ranges(case: Case, request: Request, pieces: Pieces) -> None:
         if mask != piece.mask[len(piece.mask) - length :]:
             case.fail(f"the mask of {item} is not that of its layout")
         # the token that two layouts share is in the range of the first
-        rebuilt += text[copied : len(runs.apart(ids[:offset])) + surplus[0]]
-        rebuilt += [] if piece.inserted else runs.apart(piece.written)
-        position, copied = end, len(runs.apart(ids[:end])) - surplus[1]
+        rebuilt += text[copied : len(runs.split(ids[:offset])) + surplus[0]]
+        rebuilt += [] if piece.inserted else runs.split(piece.written)
+        position, copied = end, len(runs.split(ids[:end])) - surplus[1]
     rebuilt += text[copied:]
     if rebuilt != prompt:
         here, there = brief(rebuilt), brief(prompt)
         case.fail(f"outside the ranges the prompt is {here}, the caller's {there}")
 
 
-def _surplus(runs: Runs, ids: list[int], layout: list[int]) -> tuple[int, int] | None:
+def _surplus(runs: MergedRuns, ids: list[int], layout: list[int]) -> tuple[int, int] | None:
     """The numbers of merged characters that a range has at its beginning and at its end beyond
     those of its layout; None where it differs otherwise."""
-    run = as_text([*runs.tokens.values()])
+    run = as_text([*runs.tokens_by_length.values()])
 
     def edges(ids: list[int]) -> tuple[int, str, int]:
-        text = as_text(runs.apart(ids))
+        text = as_text(runs.split(ids))
         rest = text.lstrip(run)
         return len(text) - len(rest), rest.rstrip(run), len(rest) - len(rest.rstrip(run))
 
@@ -164,12 +164,12 @@ def _check_outside(case: Case, request: Request, outcome: Outcome) -> None:
     """Compare the ids outside the items with those of the prompt. The first and the last of each
     stretch may be a part of a token that reaches across the edge of a target."""
     runs = case.subject.runs
-    ids, prompt = outcome.ids, as_text(runs.apart(case.subject.postprocessed(request)))
+    ids, prompt = outcome.ids, as_text(runs.split(case.subject.postprocessed(request)))
     places = sorted(place[:2] for of_modality in outcome.ranges.values() for place in of_modality)
     position = start = 0
     for number, (offset, length) in enumerate([*places, (len(ids), 0)]):
         is_last = number == len(places)
-        stretch = runs.apart(ids[start:offset])[number > 0 :]
+        stretch = runs.split(ids[start:offset])[number > 0 :]
         inner = as_text(stretch if is_last else stretch[:-1])
         found = prompt.find(inner, position)
         if is_last:
