@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from . import CHECKPOINT, register
 from .drive.metrics import vehicles
-from .drive.simulator import CHOICES, EGO, EGO_SPEEDS, FRAME_PIXELS, Vehicle, vehicles_at, waypoints
+from .drive.simulator import CHOICES, EGO, EGO_SPEEDS, FRAME_PIXELS, Vehicle, make_action, vehicles_at
 from .environment import Dream, EngineDream, Frame, Scenes, TerraVectorEnv, TrueTown
 from .rollout import VllmTerra
 from .worlds import TownWorld
@@ -56,13 +56,13 @@ def way_of(ego: Vehicle, move: int, count: int | None = None) -> list[Vehicle]:
     turns = {cell: exits[turn] for cell, exits in CHOICES.items()}
     if ego.units == 0 and ego.cell in CHOICES:
         ego = replace(ego, leaves=turns[ego.cell])
-    return [ego, *ego.way(speed if count is None else count, turns)]
+    return [ego, *ego.path(speed if count is None else count, turns)]
 
 
 def actions_of(pictures: np.ndarray, moves: np.ndarray) -> np.ndarray:
     """The waypoints of moves: float32 (drives, num_action_tokens, action_dim)."""
     there = [shown(picture) or vehicles_at(EGO, (0, 1)) for picture in pictures]  # from anywhere if it is missing
-    return np.stack([waypoints(way_of(own[0], int(move))) for own, move in zip(there, moves, strict=True)])
+    return np.stack([make_action(way_of(own[0], int(move))) for own, move in zip(there, moves, strict=True)])
 
 
 def distance(place: Vehicle, others: Sequence[Vehicle]) -> int:
@@ -75,12 +75,12 @@ def crashed(before: Frame, action: np.ndarray, after: Frame) -> bool:
     there = shown(before.picture)
     if not there:
         return True
-    return any(distance(place, there[1:]) < 2 for place in there[0].led(action))
+    return any(distance(place, there[1:]) < 2 for place in there[0].follow(action))
 
 
 def reward(before: Frame, action: np.ndarray, after: Frame) -> float:
     """The places of the action, unless it leads into a vehicle."""
-    return 0.0 if crashed(before, action, after) else float(len(shown(before.picture)[0].led(action)))
+    return 0.0 if crashed(before, action, after) else float(len(shown(before.picture)[0].follow(action)))
 
 
 def main(

@@ -9,7 +9,7 @@ import numpy as np
 from . import CHECKPOINT
 from .drive import tokenizer
 from .drive.drives import CONTEXT_FRAMES, FRAME_SECONDS, HELD_OUT_DRIVES, NUM_FRAMES
-from .drive.metrics import METRES_NEAR, blobs, ego_distance, kept, psnr, vehicles
+from .drive.metrics import METRES_NEAR, blobs, ego_distance, persistence, psnr, vehicles
 from .drive.simulator import CELLS, CLOCK, EXITS, LINES, METRES, UNITS, neighbour, record, render
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class TownWorld:
     num_episodes = HELD_OUT_DRIVES
 
     def __init__(self, folder: Path = CHECKPOINT) -> None:
-        self._tokenizer = tokenizer.of_checkpoint(folder)
+        self._tokenizer = tokenizer.load_tokenizer(folder)
 
     def episode(self, seed: int, num_frames: int = NUM_FRAMES) -> Episode:
         """The held-out episode of a seed."""
@@ -77,7 +77,7 @@ class TownWorld:
         frames, pictures = self.pictures(tokens), truth.pictures[first : first + len(tokens)]
         pairs = [(blobs(shown), blobs(true)) for shown, true in zip(frames, pictures, strict=True)]
         return {
-            "persistence": float(np.mean([kept(*pair) for pair in pairs])),
+            "persistence": float(np.mean([persistence(*pair) for pair in pairs])),
             "ego_in_place": float(np.mean([ego_distance(*pair) <= METRES_NEAR for pair in pairs])),
             "psnr_db": psnr(frames, pictures),
         }
@@ -91,10 +91,10 @@ class TownWorld:
             return cell[0] * CELLS + cell[1]
 
         ego = vehicles(episode.pictures[known - 1])[0]
-        ego = [ego, *ego.led(episode.actions[known - 1])][-1]
+        ego = [ego, *ego.follow(episode.actions[known - 1])][-1]
         return {
             "place": ego.place,
-            "heading": ego.came,
+            "heading": ego.heading,
             "units": UNITS,
             "metres": METRES,
             "seconds": FRAME_SECONDS,

@@ -14,7 +14,7 @@ from examples.terra import CHECKPOINT, learn
 from examples.terra import __main__ as demo
 from examples.terra.drafts import FRAME_TOKENS
 from examples.terra.drive import endless
-from examples.terra.drive.judge import followed, judge
+from examples.terra.drive.judge import follow_actions, judge
 from examples.terra.drive.simulator import record
 from examples.terra.environment import TrueTown
 from examples.terra.worlds import CONTEXT_FRAMES, TownWorld
@@ -85,7 +85,7 @@ def test_every_vehicle_is_there_and_the_ego_vehicle_does_as_it_is_told(drafting:
     right = []
     for seed, own in enumerate(generate(drafting, frames, actions)):
         ego = [[blob.place.tolist() for blob in endless.blobs(frame) if blob.colour == "green"]
-               for video in (WORLD.pictures(own), followed(seed, actions[seed])) for frame in video]  # fmt: skip
+               for video in (WORLD.pictures(own), follow_actions(seed, actions[seed])) for frame in video]  # fmt: skip
         right += [shown == true for shown, true in zip(ego[:22], ego[22:], strict=True)]
     assert np.mean(right) >= 0.95
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from examples.terra import CHECKPOINT
-from examples.terra.drive.data import Tokens, recorded
+from examples.terra.drive.data import Tokens, record_tokens
 from examples.terra.drive.drives import CONTEXT_FRAMES, FRAME_SECONDS, NUM_FRAMES, Drive
-from examples.terra.drive.judge import FIGURES, GENERATED, followed, judge, markdown, shuffled
-from examples.terra.drive.metrics import MOST_DB, blobs, hour, kept, mass, psnr, ssim, town_of, unity, vehicles
+from examples.terra.drive.judge import FIGURES, GENERATED, follow_actions, judge, markdown, shuffle_actions
+from examples.terra.drive.metrics import MOST_DB, blobs, hour, mass, persistence, psnr, ssim, town_of, unity, vehicles
 from examples.terra.drive.simulator import (
     CELL_PIXELS,
     CELLS,
@@ -24,10 +24,10 @@ from examples.terra.drive.simulator import (
     WEST,
     Town,
     Vehicle,
+    make_action,
     record,
     render,
     vehicles_at,
-    waypoints,
 )
 from examples.terra.drive.tokenizer import Tokenizer
 from examples.terra.worlds import TownWorld
@@ -55,7 +55,9 @@ def test_a_frame_shows_every_vehicle_and_all_that_matters_of_it() -> None:
             seen = vehicles(picture)
             assert hour(picture) == town.hour
             assert seen[0].colour == EGO
-            assert {(v.colour, v.place, v.came) for v in seen} == {(v.colour, v.place, v.came) for v in town.vehicles}
+            assert {(v.colour, v.place, v.heading) for v in seen} == {
+                (v.colour, v.place, v.heading) for v in town.vehicles
+            }
             cells = [cell for vehicle in town.vehicles for cell in vehicle.cells]
             assert len(cells) == len(set(cells))
 
@@ -63,7 +65,7 @@ def test_a_frame_shows_every_vehicle_and_all_that_matters_of_it() -> None:
 def test_lines_leave_on_the_hour_and_end() -> None:
     ego = Vehicle(EGO, (2, 6), WEST, WEST)
     town = Town(0, [ego])
-    stay = waypoints([ego])
+    stay = make_action([ego])
     colours = []
     for _ in range(4 * HOURS):
         before = town.hour, {vehicle.colour for vehicle in town.vehicles}
@@ -80,14 +82,14 @@ def test_others_wait_for_the_ego_vehicle_and_none_leaves_into_it() -> None:
     (red,) = vehicles_at("red", (0, 10))
     town = Town(0, [ego, red])
     for _ in range(3):
-        town.follow(waypoints([ego]))
+        town.follow(make_action([ego]))
         assert red in town.vehicles
-    town.follow(waypoints([ego, *ego.way(2)]))
-    town.follow(waypoints([ego]))
+    town.follow(make_action([ego, *ego.path(2)]))
+    town.follow(make_action([ego]))
     assert red not in town.vehicles
     before_the_gate = Vehicle(EGO, (0, 4), EAST, EAST)
     town = Town(0, [before_the_gate], min(LINES["red"].hours))
-    town.follow(waypoints([before_the_gate]))
+    town.follow(make_action([before_the_gate]))
     assert town.vehicles == [before_the_gate]
 
 
@@ -98,17 +100,17 @@ def test_a_frame_without_the_ego_vehicle_is_no_town() -> None:
 
 def test_an_action_is_ahead_and_to_the_left() -> None:
     corner = Vehicle(EGO, (0, 6), EAST, EAST, 1)
-    way = [corner, corner.on(), corner.on().on()]
-    assert np.allclose(waypoints(way[:2])[-1], [2, 0, FRAME_SECONDS])
-    assert np.allclose(waypoints(way)[[2, -1], :2], [[2, 0], [2, -2]])
-    assert np.allclose(waypoints([corner])[:, :2], 0)
+    way = [corner, corner.advance(), corner.advance().advance()]
+    assert np.allclose(make_action(way[:2])[-1], [2, 0, FRAME_SECONDS])
+    assert np.allclose(make_action(way)[[2, -1], :2], [[2, 0], [2, -2]])
+    assert np.allclose(make_action([corner])[:, :2], 0)
     for count in range(3):
-        assert corner.led(waypoints(way[: count + 1])) == way[1 : count + 1]
+        assert corner.follow(make_action(way[: count + 1])) == way[1 : count + 1]
 
 
 def test_a_small_codebook_has_what_differs_most(drives: list[Drive]) -> None:
     frames = drives[0].frames
-    small, whole = (Tokenizer.learned(frames, CELL_PIXELS, most) for most in (4, 1024))
+    small, whole = (Tokenizer.learn(frames, CELL_PIXELS, most) for most in (4, 1024))
     assert len(small.codebook) == 4 < len(whole.codebook) < 1024
     assert psnr(small.decode(small.encode(frames), CELLS), frames) < MOST_DB
     assert np.array_equal(whole.decode(whole.encode(frames), CELLS), frames)
@@ -133,20 +135,20 @@ def test_windows_keep_actions_beside_their_frames() -> None:
 
 def test_tokens_are_read_again_only_if_they_are_of_the_same_drives(tmp_path: Path) -> None:
     file = tmp_path / "drives.npz"
-    tokens, tokenizer = recorded([3, 4], file)
+    tokens, tokenizer = record_tokens([3, 4], file)
     assert np.array_equal(tokenizer.decode(tokens.frames[0].numpy(), CELLS), record(3).frames)
     written = file.stat().st_mtime_ns
-    again, known = recorded([3, 4], file)
+    again, known = record_tokens([3, 4], file)
     assert torch.equal(again.frames, tokens.frames)
     assert np.array_equal(known.codebook, tokenizer.codebook)
     assert file.stat().st_mtime_ns == written
-    assert not torch.equal(recorded([5, 6], file)[0].frames, tokens.frames)
+    assert not torch.equal(record_tokens([5, 6], file)[0].frames, tokens.frames)
 
 
 def test_the_judge_is_not_gamed(drives: list[Drive]) -> None:
     """Only the truth has all figures: the empty scene wins no vehicle, a frozen video no life, ghosts no mass."""
     drive = drives[0]
-    truth = followed(0, drive.actions)
+    truth = follow_actions(0, drive.actions)
     right = judge(truth, drive)
     assert min(right["persistence"]) == min(right["ego"]) == 100
     assert right["life"] == min(right["mass"]) == max(right["mass"]) == min(right["unity"]) == 1
@@ -163,12 +165,12 @@ def test_the_judge_is_not_gamed(drives: list[Drive]) -> None:
 def test_a_vehicle_counts_once_in_its_own_colour(drives: list[Drive]) -> None:
     truth = blobs(drives[0].frames[0])
     ego = [blob for blob in truth if blob.colour == EGO]
-    assert kept(truth, truth) == 1
-    assert kept(ego, truth) == 1 / len(truth)
-    assert kept(ego, [*ego, *ego]) == 0.5
+    assert persistence(truth, truth) == 1
+    assert persistence(ego, truth) == 1 / len(truth)
+    assert persistence(ego, [*ego, *ego]) == 0.5
     elsewhere = [replace(blob, colour=next(iter(set(COLOURS) - {blob.colour}))) for blob in ego]
-    assert kept(elsewhere, ego) == 0
-    assert kept([replace(ego[0], area=ego[0].area // 3)], ego) == 0
+    assert persistence(elsewhere, ego) == 0
+    assert persistence([replace(ego[0], area=ego[0].area // 3)], ego) == 0
     assert mass(ego, truth) == pytest.approx(1 / len(truth), rel=0.1)
     assert unity([*ego, *ego], ego) == 0.5
 
@@ -189,11 +191,11 @@ def test_the_docs_have_the_figures_of_the_judge() -> None:
 def test_a_shuffle_leads_elsewhere_and_has_the_same_actions(drives: list[Drive]) -> None:
     shares = []
     for seed, drive in enumerate(drives):
-        other = shuffled(drive, seed)
+        other = shuffle_actions(drive, seed)
         assert np.array_equal(other[: CONTEXT_FRAMES - 1], drive.actions[: CONTEXT_FRAMES - 1])
         assert np.array_equal(np.sort(other, axis=0), np.sort(drive.actions, axis=0))
-        shares.append(np.mean(judge(followed(seed, other), drive)["ego"]))
-        assert len(followed(seed, other)) == GENERATED
+        shares.append(np.mean(judge(follow_actions(seed, other), drive)["ego"]))
+        assert len(follow_actions(seed, other)) == GENERATED
     assert np.mean(shares) < 10
 
 
@@ -205,5 +207,5 @@ def test_the_page_steers_on_from_where_the_vehicle_is(tokenizer: Tokenizer) -> N
             town.advance()
         steering = world.steering(world.episode(seed), CONTEXT_FRAMES)
         assert steering["place"] == town.vehicles[0].place
-        assert steering["heading"] == town.vehicles[0].came
+        assert steering["heading"] == town.vehicles[0].heading
         assert steering["empty"] == tokenizer.encode(render([])).tolist()

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +43,7 @@ class Tokens:
         return self.frames[drives, steps].long(), self.actions[drives, steps[:, :-1]], moments
 
 
-def recorded(seeds: Sequence[int], file: Path) -> tuple[Tokens, Tokenizer]:
+def record_tokens(seeds: Sequence[int], file: Path) -> tuple[Tokens, Tokenizer]:
     """Record drives, learn a codebook from the first of them and turn all into tokens, with a progress bar; or read
     what an earlier run wrote.
 
@@ -55,16 +54,26 @@ def recorded(seeds: Sequence[int], file: Path) -> tuple[Tokens, Tokenizer]:
     if file.exists():
         with np.load(file) as arrays:
             if np.array_equal(arrays["seeds"], seeds):
-                tokens = Tokens(*(torch.from_numpy(arrays[name]) for name in ("frames", "actions")))
+                tokens = Tokens(torch.from_numpy(arrays["frames"]), torch.from_numpy(arrays["actions"]))
                 return tokens, Tokenizer(arrays["codebook"])
-    drives = (record(seed) for seed in tqdm(seeds, "recording", unit="drive"))
-    first = list(islice(drives, CODEBOOK_DRIVES))
-    tokenizer = Tokenizer.learned(np.concatenate([drive.frames for drive in first]), CELL_PIXELS)
-    frames, actions = [], []
-    for drive in chain(first, drives):
-        frames.append(tokenizer.encode(drive.frames).astype(np.int16))
+    tokenizer = None
+    pictures: list[np.ndarray] = []  # of the first drives, until the codebook is learned
+    frames: list[np.ndarray] = []
+    actions: list[np.ndarray] = []
+    for count, seed in enumerate(tqdm(seeds, "recording", unit="drive"), 1):
+        drive = record(seed)
+        pictures.append(drive.frames)
         actions.append(drive.actions)
-    columns = {"frames": np.stack(frames), "actions": np.stack(actions)}
+        if tokenizer is None and count < min(CODEBOOK_DRIVES, len(seeds)):
+            continue
+        if tokenizer is None:
+            tokenizer = Tokenizer.learn(np.concatenate(pictures), CELL_PIXELS)
+        for picture in pictures:
+            frames.append(tokenizer.encode(picture).astype(np.int16))
+        pictures.clear()
+    assert tokenizer is not None, "no seeds"
+    all_frames = np.stack(frames)
+    all_actions = np.stack(actions)
     file.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(file, seeds=seeds, codebook=tokenizer.codebook, **columns)
-    return Tokens(*(torch.from_numpy(column) for column in columns.values())), tokenizer
+    np.savez_compressed(file, seeds=seeds, codebook=tokenizer.codebook, frames=all_frames, actions=all_actions)
+    return Tokens(torch.from_numpy(all_frames), torch.from_numpy(all_actions)), tokenizer

@@ -19,7 +19,7 @@ from .. import CHECKPOINT, register
 from ..drafts import FRAME_TOKENS
 from ..rollout import Drive, VllmTerra
 from ..worlds import CONTEXT_FRAMES, TownWorld
-from .metrics import METRES_NEAR, blobs, ego_distance, hour, kept, town_of
+from .metrics import METRES_NEAR, blobs, ego_distance, hour, persistence, town_of
 from .simulator import EGO, Driver, Town
 
 SPAN = 100
@@ -39,24 +39,40 @@ def main(
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     register()
-    engine, world = VllmTerra(model, drafts=FRAME_TOKENS), TownWorld(model)
-    rows = [drive(engine, world, seed, frames, keep) for seed in range(first, first + drives)]
-    means = {name: np.mean([row["parts"][name] for row in rows], axis=0).tolist() for name in rows[0]["parts"]}
+    engine = VllmTerra(model, drafts=FRAME_TOKENS)
+    world = TownWorld(model)
+    rows = []
+    for seed in range(first, first + drives):
+        row = drive(engine, world, seed, frames, keep)
+        rows.append(row)
+        show(f"drive {seed}", row["parts"], row["rate"])
+    means = {}
+    for name in rows[0]["parts"]:
+        means[name] = np.mean([row["parts"][name] for row in rows], axis=0).tolist()
     rate = float(np.mean([row["rate"] for row in rows]))
-    for title, row in (*enumerate(rows, first), ("all", {"parts": means, "rate": rate})):
-        parts = ", ".join(f"{name} {begin:.1%} -> {end:.1%}" for name, (begin, *_, end) in row["parts"].items())
-        print(f"drive {title}: {parts}; {row['rate']:.1f} frames per second")
+    show("drive all", means, rate)
+    report = {"frames": frames, "first": first, "means": means, "rate": rate, "drives": rows}
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"frames": frames, "first": first, "means": means, "rate": rate, "drives": rows}) + "\n")
+    out.write_text(json.dumps(report) + "\n")
+
+
+def show(title: str, parts: dict[str, list[float]], rate: float) -> None:
+    """Print the shares in the first and in the last frames, and frames per second."""
+    texts = [f"{name} {shares[0]:.1%} -> {shares[-1]:.1%}" for name, shares in parts.items()]
+    print(f"{title}: {', '.join(texts)}; {rate:.1f} frames per second")
 
 
 def drive(engine: VllmTerra, world: TownWorld, seed: int, frames: int, keep: int) -> dict[str, Any]:
-    """The figures of one drive: shares in each SPAN frames, and frames per second."""
-    episode, truth = world.episode(seed, CONTEXT_FRAMES), Town(seed)
+    """Return the figures of one drive: shares in each SPAN frames, and frames per second."""
+    episode = world.episode(seed, CONTEXT_FRAMES)
+    truth = Town(seed)
     for _ in range(CONTEXT_FRAMES - 1):
         truth.advance()
-    stream, driver = Drive(engine.config, episode.frames, episode.actions, keep), Driver(np.random.default_rng(seed))
-    picture, shares, seconds = episode.pictures[-1], [], 0.0
+    stream = Drive(engine.config, episode.frames, episode.actions, keep)
+    driver = Driver(np.random.default_rng(seed))
+    picture = episode.pictures[-1]
+    shares = []
+    seconds = 0.0
     for _ in tqdm(range(frames), f"drive {seed}", unit="frame"):
         try:
             town = town_of(picture)
@@ -66,32 +82,38 @@ def drive(engine: VllmTerra, world: TownWorld, seed: int, frames: int, keep: int
         step = engine.step([stream], action[None])
         seconds += step.seconds
         picture = world.pictures(step.tokens)[0]
-        for one in (town, truth):
-            one.follow(action)
-        shares.append(compared(picture, town, truth))
-    spans = [shares[first : first + SPAN] for first in range(0, frames, SPAN)]
-    parts = {name: [float(np.mean([share[name] for share in span])) for span in spans] for name in shares[0]}
+        town.follow(action)
+        truth.follow(action)
+        shares.append(compare(picture, town, truth))
+    parts: dict[str, list[float]] = {name: [] for name in shares[0]}
+    for start in range(0, frames, SPAN):
+        span = shares[start : start + SPAN]
+        for name, means in parts.items():
+            means.append(float(np.mean([share[name] for share in span])))
     return {"rate": frames / seconds, "parts": parts}
 
 
-def compared(picture: np.ndarray, town: Town, truth: Town) -> dict[str, float]:
-    """What a picture shows, as shares.
+def compare(picture: np.ndarray, town: Town, truth: Town) -> dict[str, float]:
+    """Return what a picture shows, as shares.
 
     Args:
         picture: uint8 (height, width, 3).
         town: what the frame before it showed, one frame later.
         truth: the town itself.
     """
-    shown, there = blobs(picture), blobs(truth.picture())
-    others, true_others = ([blob for blob in spots if blob.colour != EGO] for spots in (shown, there))
-    colours, true_colours = (Counter(blob.colour for blob in spots) for spots in (shown, there))
+    shown = blobs(picture)
+    expected = blobs(truth.picture())
+    colours = Counter(blob.colour for blob in shown)
+    true_colours = Counter(blob.colour for blob in expected)
+    traffic = [blob for blob in shown if blob.colour != EGO]
+    true_traffic = [blob for blob in expected if blob.colour != EGO]
     return {
-        "vehicles there": (colours & true_colours).total() / len(there),
-        "others in place": kept(others, true_others),
-        "ego in place": float(ego_distance(shown, there) <= METRES_NEAR),
-        "spots for each vehicle": len(shown) / len(there),
+        "vehicles there": (colours & true_colours).total() / len(expected),
+        "others in place": persistence(traffic, true_traffic),
+        "ego in place": float(ego_distance(shown, expected) <= METRES_NEAR),
+        "spots for each vehicle": len(shown) / len(expected),
         "clock right": float(hour(picture) == truth.hour),
-        "in place by the frame before": kept(shown, blobs(town.picture())),
+        "in place by the frame before": persistence(shown, blobs(town.picture())),
     }
 
 

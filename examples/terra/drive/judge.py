@@ -4,7 +4,8 @@ Every figure is of generated frames, decoded to pixels, against the recorded one
 """
 
 import json
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,8 +19,8 @@ from tqdm import tqdm
 from .. import CHECKPOINT
 from ..reference import LlamaActionForCausalLM
 from .drives import CONTEXT_FRAMES, NUM_FRAMES, Drive
-from .metrics import METRES_NEAR, blobs, ego_distance, kept, mass, psnr, ssim, unity, without_clock
-from .simulator import CELLS, Town, record, render
+from .metrics import METRES_NEAR, blobs, ego_distance, mass, persistence, psnr, ssim, unity, without_clock
+from .simulator import CELLS, Town, Vehicle, record, render
 from .tokenizer import Tokenizer
 
 GENERATED = NUM_FRAMES - CONTEXT_FRAMES
@@ -53,51 +54,27 @@ def main(
     """Generate all frames of every drive after three of context, and print the figures beside those of baselines."""
     torch.set_num_threads(threads)
     seeds = range(first, first + drives)
-    judged = [record(seed) for seed in tqdm(seeds, "recording", unit="drive")]
+    recorded = [record(seed) for seed in tqdm(seeds, "recording", unit="drive")]
     tokenizer = Tokenizer.load(model)
-    world_model = LlamaActionForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    context = torch.from_numpy(np.stack([tokenizer.encode(drive.frames[:CONTEXT_FRAMES]) for drive in judged]))
+    dream = Dream(model, tokenizer, recorded)
+    actions = np.stack([drive.actions for drive in recorded])
+    wrong_actions = {
+        "shuffled": np.stack([shuffle_actions(drive, seed) for drive, seed in zip(recorded, seeds, strict=True)]),
+        "of another drive": take_actions_of_another_drive(actions),
+    }
 
-    def dream(actions: np.ndarray, label: str) -> np.ndarray:
-        steps = world_model.rollout(context, torch.from_numpy(actions), GENERATED)
-        ids = torch.stack(list(tqdm(steps, label, GENERATED, unit="frame")), dim=1)
-        return tokenizer.decode(ids.numpy(), CELLS)
+    videos = {MODEL: dream.generate(actions, "true actions")}
+    for name, wrong in wrong_actions.items():
+        videos[f"{MODEL}, actions {name}"] = dream.generate(wrong, name)
+        videos[f"{TOWN}, actions {name}"] = drive_town(seeds, wrong)
+    videos.update(make_baselines(recorded, tokenizer))
 
-    actions = np.stack([drive.actions for drive in judged])
-    others = {
-        "shuffled": np.stack([shuffled(drive, seed) for drive, seed in zip(judged, seeds, strict=True)]),
-        "of another drive": np.concatenate(
-            [actions[:, : CONTEXT_FRAMES - 1], np.roll(actions, 1, axis=0)[:, CONTEXT_FRAMES - 1 :]], axis=1
-        ),
-    }
-    last = np.stack([drive.frames[CONTEXT_FRAMES - 1] for drive in judged])
-    shape = (len(judged), GENERATED, *last.shape[1:])
-    videos = {MODEL: dream(actions, "true actions")}
-    for name, other in others.items():
-        videos[f"{MODEL}, actions {name}"] = dream(other, name)
-        videos[f"{TOWN}, actions {name}"] = np.stack([followed(*pair) for pair in zip(seeds, other, strict=True)])
-    videos |= {
-        "last frame": np.broadcast_to(last[:, None], shape),
-        "empty scene": np.broadcast_to(render([]), shape),
-        "tokenizer alone": np.stack(
-            [tokenizer.decode(tokenizer.encode(drive.frames[CONTEXT_FRAMES:]), CELLS) for drive in judged]
-        ),
-    }
-    per_drive: dict[str, list[Any]] = {
-        name: [judge(*pair) for pair in tqdm(zip(video, judged, strict=True), name, len(judged), unit="drive")]
-        for name, video in videos.items()
-    }
-    persistence = np.mean([each["persistence"] for each in per_drive[MODEL]], axis=0)
-    report = {
-        "first": first,
-        "drives": drives,
-        "generated": GENERATED,
-        "figures": {name: summary(each) for name, each in per_drive.items()},
-        "persistence by frame": persistence.round(1).tolist(),
-        "ego in place though its actions lead elsewhere, %": {
-            name: ignored(*(per_drive[f"{who}, actions {name}"] for who in (MODEL, TOWN))) for name in others
-        },
-    }
+    figures: dict[str, list[dict[str, Any]]] = {}
+    for name, video in videos.items():
+        progress = tqdm(zip(video, recorded, strict=True), name, len(recorded), unit="drive")
+        figures[name] = [judge(frames, drive) for frames, drive in progress]
+
+    report = make_report(first, figures, list(wrong_actions))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=2) + "\n")
     show(report)
@@ -106,46 +83,129 @@ def main(
         page.write_text(f"{before}{MARK}\n{markdown(report)}\n{MARK}{after}")
 
 
+class Dream:
+    """What a world model generates after the context of recorded drives.
+
+    Args:
+        model: folder of the checkpoint.
+        tokenizer: the image tokenizer of the checkpoint.
+        drives: the recorded drives.
+    """
+
+    def __init__(self, model: Path, tokenizer: Tokenizer, drives: list[Drive]) -> None:
+        self._model = LlamaActionForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self._tokenizer = tokenizer
+        contexts = [tokenizer.encode(drive.frames[:CONTEXT_FRAMES]) for drive in drives]
+        self._context = torch.from_numpy(np.stack(contexts))
+
+    def generate(self, actions: np.ndarray, label: str) -> np.ndarray:
+        """Generate the frames of all drives after their context, with a progress bar.
+
+        Args:
+            actions: float32 (drives, frames - 1, waypoints, 3).
+            label: names the actions on the progress bar.
+
+        Returns:
+            uint8 (drives, GENERATED, height, width, 3).
+        """
+        steps = self._model.rollout(self._context, torch.from_numpy(actions), GENERATED)
+        frames = list(tqdm(steps, label, GENERATED, unit="frame"))
+        return self._tokenizer.decode(torch.stack(frames, dim=1).numpy(), CELLS)
+
+
+def drive_town(seeds: Sequence[int], actions: np.ndarray) -> np.ndarray:
+    """Return the frames of all drives after their context, where the town itself follows other actions."""
+    videos = []
+    for seed, drive_actions in zip(seeds, actions, strict=True):
+        videos.append(follow_actions(seed, drive_actions))
+    return np.stack(videos)
+
+
+def make_baselines(drives: list[Drive], tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+    """Return the videos of baselines that know no actions: the last frame of the context, a scene without vehicles, and
+    the true frames as the tokenizer shows them."""
+    last = np.stack([drive.frames[CONTEXT_FRAMES - 1] for drive in drives])
+    shape = (len(drives), GENERATED) + last.shape[1:]
+    tokenized = []
+    for drive in drives:
+        ids = tokenizer.encode(drive.frames[CONTEXT_FRAMES:])
+        tokenized.append(tokenizer.decode(ids, CELLS))
+    return {
+        "last frame": np.broadcast_to(last[:, None], shape),
+        "empty scene": np.broadcast_to(render([]), shape),
+        "tokenizer alone": np.stack(tokenized),
+    }
+
+
+def make_report(first: int, figures: dict[str, list[dict[str, Any]]], wrong_actions: list[str]) -> dict[str, Any]:
+    """Return what figures.json holds.
+
+    Args:
+        first: seed of the first drive.
+        figures: by video, the figures of each drive.
+        wrong_actions: names of the wrong actions.
+    """
+    persistence = np.mean([drive["persistence"] for drive in figures[MODEL]], axis=0)
+    ignored = {}
+    for name in wrong_actions:
+        of_model = figures[f"{MODEL}, actions {name}"]
+        of_town = figures[f"{TOWN}, actions {name}"]
+        ignored[name] = share_of_ignored_actions(of_model, of_town)
+    return {
+        "first": first,
+        "drives": len(figures[MODEL]),
+        "generated": GENERATED,
+        "figures": {name: summarize(drives) for name, drives in figures.items()},
+        "persistence by frame": persistence.round(1).tolist(),
+        "ego in place though its actions lead elsewhere, %": ignored,
+    }
+
+
 def judge(video: np.ndarray, drive: Drive) -> dict[str, Any]:
-    """The figures of one drive: of every frame where they are of frames.
+    """Return the figures of one drive: of every frame where they are of frames.
 
     Args:
         video: uint8 (generated frames, height, width, 3).
         drive: what happened.
     """
     truth = drive.frames[CONTEXT_FRAMES:]
-    pairs = [(blobs(frame), blobs(true)) for frame, true in zip(video, truth, strict=True)]
-    moves, lives = (
-        [not np.array_equal(*pair) for pair in pairwise(frames)] for frames in map(without_clock, (truth, video))
-    )
-    return {
-        "persistence": [100 * kept(*pair) for pair in pairs],
-        "ego": [100.0 * (ego_distance(*pair) <= METRES_NEAR) for pair in pairs],
-        "mass": [mass(*pair) for pair in pairs],
-        "unity": [unity(*pair) for pair in pairs],
-        "life": float(np.mean([life for life, move in zip(lives, moves, strict=True) if move])),
-        "psnr": psnr(video, truth),
-        "ssim": [ssim(*pair) for pair in zip(video, truth, strict=True)],
-    }
+    figures: dict[str, Any] = {"persistence": [], "ego": [], "mass": [], "unity": [], "ssim": []}
+    for frame, true_frame in zip(video, truth, strict=True):
+        shown = blobs(frame)
+        true_blobs = blobs(true_frame)
+        figures["persistence"].append(100 * persistence(shown, true_blobs))
+        figures["ego"].append(100.0 * (ego_distance(shown, true_blobs) <= METRES_NEAR))
+        figures["mass"].append(mass(shown, true_blobs))
+        figures["unity"].append(unity(shown, true_blobs))
+        figures["ssim"].append(ssim(frame, true_frame))
+    figures["psnr"] = psnr(video, truth)
+    moves = find_moves(truth)
+    figures["life"] = float(np.mean(find_moves(video)[moves]))
+    return figures
 
 
-def summary(drives: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """Mean and standard deviation over drives of each figure; of the mass the median, the least and the most of all
-    frames."""
+def find_moves(frames: np.ndarray) -> np.ndarray:
+    """Return whether something but the clock moves from each frame to the next: bool (frames - 1,)."""
+    scenes = without_clock(frames)
+    return np.array([not np.array_equal(before, after) for before, after in pairwise(scenes)])
+
+
+def summarize(drives: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Return mean and standard deviation over drives of each figure; of the mass the median, the least and the most of
+    all frames."""
     figures = {}
     for name in COLUMNS:
         values = [np.mean(drive[name]) for drive in drives]
-        figures[name] = [float(np.mean(values)), float(np.std(values))]
+        figures[name] = [round(float(np.mean(values)), 4), round(float(np.std(values)), 4)]
     masses = [drive["mass"] for drive in drives]
-    figures["mass"] = [float(value) for value in (np.median(masses), np.min(masses), np.max(masses))]
-    return {name: [round(value, 4) for value in values] for name, values in figures.items()}
+    extremes = [np.median(masses), np.min(masses), np.max(masses)]
+    figures["mass"] = [round(float(value), 4) for value in extremes]
+    return figures
 
 
-def followed(seed: int, actions: np.ndarray) -> np.ndarray:
-    """The frames after the context, where the ego vehicle of a drive goes as other actions lead it."""
-    town = Town(seed)
-    for _ in range(CONTEXT_FRAMES - 1):
-        town.advance()
+def follow_actions(seed: int, actions: np.ndarray) -> np.ndarray:
+    """Return the frames after the context, where the ego vehicle of a drive goes as other actions lead it."""
+    town = _town_after_context(seed)
     frames = []
     for action in actions[CONTEXT_FRAMES - 1 :]:
         town.follow(action)
@@ -153,46 +213,77 @@ def followed(seed: int, actions: np.ndarray) -> np.ndarray:
     return np.stack(frames)
 
 
-def shuffled(drive: Drive, seed: int) -> np.ndarray:
-    """The actions of a drive in another order, but for those of the context: of SHUFFLES orders, the one that leads the
-    ego vehicle of the town itself away from its true place in the most frames."""
+def take_actions_of_another_drive(actions: np.ndarray) -> np.ndarray:
+    """Return the actions of drives, but after the context those of the drive before."""
+    context = actions[:, : CONTEXT_FRAMES - 1]
+    after = np.roll(actions, 1, axis=0)[:, CONTEXT_FRAMES - 1 :]
+    return np.concatenate([context, after], axis=1)
+
+
+def shuffle_actions(drive: Drive, seed: int) -> np.ndarray:
+    """Return the actions of a drive in another order, but for those of the context: of SHUFFLES orders, the one that
+    leads the ego vehicle of the town itself away from its true place in the most frames."""
     rng = np.random.default_rng(seed)
+    ego = _town_after_context(seed).vehicles[0]
+    actions = drive.actions[CONTEXT_FRAMES - 1 :]
+    truth = find_path(ego, actions)
+    orders = [rng.permutation(len(actions)) for _ in range(SHUFFLES)]
+    frames_away = []
+    for order in orders:
+        distances = np.linalg.norm(find_path(ego, actions[order]) - truth, axis=-1)
+        frames_away.append((distances > METRES_NEAR).sum())
+    best = orders[int(np.argmax(frames_away))]
+    return np.concatenate([drive.actions[: CONTEXT_FRAMES - 1], actions[best]])
+
+
+def find_path(vehicle: Vehicle, actions: np.ndarray) -> np.ndarray:
+    """Return the position of a vehicle after each action: float64 (actions, 2), in metres."""
+    positions = []
+    for action in actions:
+        places = vehicle.follow(action)
+        if places:
+            vehicle = places[-1]
+        positions.append(vehicle.position)
+    return np.stack(positions)
+
+
+def share_of_ignored_actions(of_model: list[dict[str, Any]], of_town: list[dict[str, Any]]) -> float:
+    """Return the share of ignored actions, in percent: of the frames in which the town itself has the ego vehicle
+    elsewhere than the true actions led it, those in which the model shows it there nevertheless.
+
+    Args:
+        of_model, of_town: the figures of each drive, generated by wrong actions.
+    """
+    shown_in_place = []
+    for model_drive, town_drive in zip(of_model, of_town, strict=True):
+        for model_ego, town_ego in zip(model_drive["ego"], town_drive["ego"], strict=True):
+            if not town_ego:
+                shown_in_place.append(model_ego)
+    return round(float(np.mean(shown_in_place)), 1)
+
+
+def _town_after_context(seed: int) -> Town:
     town = Town(seed)
     for _ in range(CONTEXT_FRAMES - 1):
         town.advance()
-    ego = town.vehicles[0]
-
-    def path(actions: np.ndarray) -> np.ndarray:
-        ways = accumulate(actions, lambda there, action: [there, *there.led(action)][-1], initial=ego)
-        return np.stack([there.position for there in ways])[1:]
-
-    after = drive.actions[CONTEXT_FRAMES - 1 :]
-    orders = [rng.permutation(len(after)) for _ in range(SHUFFLES)]
-    truth = path(after)
-    away = [(np.linalg.norm(path(after[order]) - truth, axis=-1) > METRES_NEAR).sum() for order in orders]
-    return np.concatenate([drive.actions[: CONTEXT_FRAMES - 1], after[orders[int(np.argmax(away))]]])
-
-
-def ignored(shown: list[dict[str, Any]], town: list[dict[str, Any]]) -> float:
-    """Of the frames in which the town itself has the ego vehicle elsewhere than the true actions led it, the share in
-    percent that shows it there nevertheless."""
-    pairs = [pair for drives in zip(shown, town, strict=True) for pair in zip(*(d["ego"] for d in drives), strict=True)]
-    return round(float(np.mean([model for model, truth in pairs if not truth])), 1)
+    return town
 
 
 def cells(figures: dict[str, list[float]]) -> list[str]:
-    """The figures of a row, as the table shows them."""
+    """Return the figures of a row, as the table shows them."""
     digits = {"persistence": 1, "ego": 1, "psnr": 1}
-    shown = []
-    for name, (first, *rest) in figures.items():
-        form = f".{digits.get(name, 2)}f"
-        spread = f" ({rest[0]:{form}} to {rest[1]:{form}})" if name == "mass" else f" ± {rest[0]:{form}}"
-        shown.append(f"{first:{form}}{spread}")
-    return shown
+    texts = []
+    for name, values in figures.items():
+        numbers = [f"{value:.{digits.get(name, 2)}f}" for value in values]
+        if name == "mass":
+            texts.append(f"{numbers[0]} ({numbers[1]} to {numbers[2]})")
+        else:
+            texts.append(f"{numbers[0]} ± {numbers[1]}")
+    return texts
 
 
 def title(report: dict[str, Any]) -> str:
-    """What the figures are of."""
+    """Return the title of the table."""
     drives = f"{report['drives']} drives never seen, from seed {report['first']}"
     return f"{report['generated']} frames of each of {drives}: mean ± standard deviation over drives"
 
@@ -206,10 +297,11 @@ def show(report: dict[str, Any]) -> None:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """The figures as a table of a page."""
-    lines = [[title(report), *COLUMNS.values()], ["---"] * (1 + len(COLUMNS))]
-    lines += [[name, *cells(figures)] for name, figures in report["figures"].items()]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    """Return the figures as a table of a page."""
+    rows = [[title(report)] + list(COLUMNS.values()), ["---"] * (1 + len(COLUMNS))]
+    for name, figures in report["figures"].items():
+        rows.append([name] + cells(figures))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 if __name__ == "__main__":

@@ -37,12 +37,13 @@ class Blob:
 
 
 def _clock(frames: np.ndarray) -> np.ndarray:
-    top, left = (place * CELL_PIXELS for place in CLOCK)
+    top = CLOCK[0] * CELL_PIXELS
+    left = CLOCK[1] * CELL_PIXELS
     return frames[..., top : top + CELL_PIXELS, left : left + CELL_PIXELS, :]
 
 
 def without_clock(frames: np.ndarray) -> np.ndarray:
-    """Frames (..., height, width, 3) whose clock, which always goes on, is black."""
+    """Return frames (..., height, width, 3) whose clock, which always goes on, is black."""
     frames = frames.copy()
     _clock(frames)[:] = 0
     return frames
@@ -50,46 +51,52 @@ def without_clock(frames: np.ndarray) -> np.ndarray:
 
 @cache
 def _faces() -> np.ndarray:
-    """The clock at every hour: integers (HOURS, CELL_PIXELS, CELL_PIXELS, 3)."""
+    """Return the clock at every hour: integers (HOURS, CELL_PIXELS, CELL_PIXELS, 3)."""
     return np.stack([_clock(render([], hour)) for hour in range(HOURS)]).astype(int)
 
 
 @cache
 def _empty() -> np.ndarray:
-    """The scene without vehicles, its clock black."""
+    """Return the scene without vehicles, its clock black."""
     return without_clock(render([]))
 
 
 def hour(frame: np.ndarray) -> int:
-    """What the clock of a frame shows."""
+    """Return the hour that the clock of a frame shows."""
     return int(np.abs(_faces() - _clock(frame)).sum((1, 2, 3)).argmin())
 
 
 def blobs(frame: np.ndarray) -> list[Blob]:
-    """The vehicles that a frame shows.
+    """Return the vehicles that a frame shows.
 
     Args:
         frame: uint8 (height, width, 3).
     """
     shows = np.abs(without_clock(frame).astype(int) - _empty()).max(-1) > DIFFERENCE
-    return [_blob(frame, pixels) for pixels in _touching(shows) if len(pixels) >= LEAST_PIXELS]
+    spots = _connected_parts(shows)
+    return [_make_blob(frame, pixels) for pixels in spots if len(pixels) >= LEAST_PIXELS]
 
 
-def _touching(mask: np.ndarray) -> list[np.ndarray]:
-    """The connected parts of a mask: integers (pixels, 2), row and column."""
-    left = set(zip(*(places.tolist() for places in mask.nonzero()), strict=True))
+def _connected_parts(mask: np.ndarray) -> list[np.ndarray]:
+    """Return the parts of a mask whose pixels touch each other: integers (pixels, 2), row and column."""
+    rows, cols = mask.nonzero()
+    unvisited = set(zip(rows.tolist(), cols.tolist(), strict=True))
     parts = []
-    while left:
-        part = [left.pop()]
-        for row, col in part:  # grows while it is read
-            near = {(row + down, col + right) for down in (-1, 0, 1) for right in (-1, 0, 1)} & left
-            left -= near
-            part.extend(near)
+    while unvisited:
+        part = [unvisited.pop()]
+        for row, col in part:  # the list grows while the loop reads it
+            neighbours = _pixel_and_neighbours(row, col) & unvisited
+            unvisited -= neighbours
+            part.extend(neighbours)
         parts.append(np.array(part))
     return parts
 
 
-def _blob(frame: np.ndarray, pixels: np.ndarray) -> Blob:
+def _pixel_and_neighbours(row: int, col: int) -> set[tuple[int, int]]:
+    return {(row + down, col + right) for down in (-1, 0, 1) for right in (-1, 0, 1)}
+
+
+def _make_blob(frame: np.ndarray, pixels: np.ndarray) -> Blob:
     colours = frame[tuple(pixels.T)].astype(int)
     distances = np.abs(colours[:, None] - np.array(list(COLOURS.values()))).sum(-1)
     votes = np.bincount(distances.argmin(1), distances.min(1) < 3 * DIFFERENCE, len(COLOURS))
@@ -98,17 +105,28 @@ def _blob(frame: np.ndarray, pixels: np.ndarray) -> Blob:
 
 
 def vehicles(frame: np.ndarray) -> list[Vehicle]:
-    """The vehicles of the town that a frame shows, the ego vehicle first; a spot off the streets is none."""
-    found = []
+    """Return the vehicles of the town that a frame shows, the ego vehicle first; a spot off the streets is none."""
+
+    def difference(vehicle: Vehicle) -> int:
+        return int(np.abs(render([vehicle]).astype(int) - frame).sum())
+
+    egos = []
+    traffic = []
     for blob in blobs(frame):
         row, col = np.round(((blob.place[::-1] + VIEW_METRES / 2) / CELL_METRES - 0.5) * UNITS).astype(int).tolist()
-        ways = vehicles_at(blob.colour, (row, col))
-        found += sorted(ways, key=lambda vehicle: np.abs(render([vehicle]).astype(int) - frame).sum())[:1]
-    return sorted(found, key=lambda vehicle: vehicle.colour != EGO)
+        candidates = vehicles_at(blob.colour, (row, col))
+        if not candidates:
+            continue
+        vehicle = min(candidates, key=difference)
+        if vehicle.colour == EGO:
+            egos.append(vehicle)
+        else:
+            traffic.append(vehicle)
+    return egos + traffic
 
 
 def town_of(frame: np.ndarray) -> Town:
-    """The town that a frame shows, whose driver has seed 0.
+    """Return the town that a frame shows, whose driver has seed 0.
 
     Raises:
         ValueError: a frame without the ego vehicle.
@@ -118,63 +136,85 @@ def town_of(frame: np.ndarray) -> Town:
     if not egos:
         raise ValueError("frame: expected the ego vehicle, got none.")
     # a second one is none
-    return Town(0, [egos[0], *shown[len(egos) :]], hour(frame))
+    return Town(0, egos[:1] + shown[len(egos) :], hour(frame))
 
 
-def kept(shown: Sequence[Blob], truth: Sequence[Blob]) -> float:
-    """Which share of the true vehicles is shown: within a vehicle's length, of its colour, with half of its area. What
-    is shown counts for one vehicle only."""
-    left, count = list(shown), 0
+def persistence(shown: Sequence[Blob], truth: Sequence[Blob]) -> float:
+    """Return the share of the true vehicles that is shown: within a vehicle's length, of its colour, with half of its
+    area. A spot counts for one vehicle only."""
+    spots = list(shown)
+    count = 0
     for vehicle in truth:
-        near = [
-            blob
-            for blob in left
-            if blob.colour == vehicle.colour
-            and blob.area >= vehicle.area / 2
-            and np.linalg.norm(blob.place - vehicle.place) <= VEHICLE_METRES
-        ]
-        if near:
-            nearest = min(near, key=lambda blob: float(np.linalg.norm(blob.place - vehicle.place)))
-            left = [blob for blob in left if blob is not nearest]
+        nearest = _find_nearest(spots, vehicle)
+        if nearest is not None:
+            spots = [spot for spot in spots if spot is not nearest]
             count += 1
     return count / len(truth)
 
 
+def _find_nearest(spots: Sequence[Blob], vehicle: Blob) -> Blob | None:
+    """Return the spot that shows a vehicle, the nearest of several; None where no spot does."""
+    nearest = None
+    least = np.inf
+    for spot in spots:
+        if spot.colour != vehicle.colour or spot.area < vehicle.area / 2:
+            continue
+        distance = np.linalg.norm(spot.place - vehicle.place)
+        if distance <= VEHICLE_METRES and distance < least:
+            nearest = spot
+            least = distance
+    return nearest
+
+
 def mass(shown: Sequence[Blob], truth: Sequence[Blob]) -> float:
-    """Area of the vehicles shown, over that of the true ones."""
+    """Return the area of the vehicles shown, over that of the true ones."""
     return sum(blob.area for blob in shown) / sum(blob.area for blob in truth)
 
 
 def unity(shown: Sequence[Blob], truth: Sequence[Blob]) -> float:
-    """Which share of what is shown lies in as many parts, the largest of each colour, as there are vehicles of it."""
+    """Return the share of the area shown that lies in as many spots, the largest of each colour, as there are vehicles
+    of it."""
     whole = 0
     for colour in COLOURS:
-        areas = sorted((blob.area for blob in shown if blob.colour == colour), reverse=True)
-        whole += sum(areas[: sum(vehicle.colour == colour for vehicle in truth)])
+        areas = [blob.area for blob in shown if blob.colour == colour]
+        areas.sort(reverse=True)
+        num_vehicles = sum(vehicle.colour == colour for vehicle in truth)
+        whole += sum(areas[:num_vehicles])
     return whole / max(1, sum(blob.area for blob in shown))
 
 
 def ego_distance(shown: Sequence[Blob], truth: Sequence[Blob]) -> float:
-    """How far from its true place the ego vehicle is shown, in metres; infinite where it is not."""
-    there, place = (
-        max((blob for blob in frame if blob.colour == EGO), key=lambda blob: blob.area, default=None)
-        for frame in (shown, truth)
-    )
-    return float(np.linalg.norm(there.place - place.place)) if there and place else np.inf
+    """Return how far from its true place the ego vehicle is shown, in metres; infinite where it is not."""
+    ego = _find_ego(shown)
+    true_ego = _find_ego(truth)
+    if ego is None or true_ego is None:
+        return np.inf
+    return float(np.linalg.norm(ego.place - true_ego.place))
+
+
+def _find_ego(spots: Sequence[Blob]) -> Blob | None:
+    """Return the largest spot of the ego vehicle's colour; None where there is none."""
+    largest = None
+    for spot in spots:
+        if spot.colour == EGO and (largest is None or spot.area > largest.area):
+            largest = spot
+    return largest
 
 
 def psnr(frames: np.ndarray, truth: np.ndarray) -> float:
-    """Peak signal to noise ratio in dB, at most MOST_DB, of all frames together.
+    """Return the peak signal to noise ratio in dB, at most MOST_DB, of all frames together.
 
     Args:
         frames, truth: uint8 (frames, height, width, 3).
     """
     error = np.square(frames.astype(np.float64) - truth).mean()
-    return float(min(MOST_DB, 10 * np.log10(255**2 / error))) if error else MOST_DB
+    if error == 0:
+        return MOST_DB
+    return float(min(MOST_DB, 10 * np.log10(255**2 / error)))
 
 
 def ssim(frame: np.ndarray, truth: np.ndarray, window: int = 7) -> float:
-    """Structural similarity of two pictures, over square windows, mean over colours.
+    """Return the structural similarity of two pictures, over square windows, mean over colours.
 
     Wang, Bovik, Sheikh, Simoncelli, "Image Quality Assessment: From Error Visibility to Structural Similarity", 2004.
 
@@ -182,16 +222,20 @@ def ssim(frame: np.ndarray, truth: np.ndarray, window: int = 7) -> float:
         frame, truth: uint8 (height, width, 3).
         window: side of the windows, in pixels.
     """
-    x, y = frame.astype(np.float64), truth.astype(np.float64)
+    x = frame.astype(np.float64)
+    y = truth.astype(np.float64)
 
     def mean(values: np.ndarray) -> np.ndarray:
         sums = np.pad(values.cumsum(0).cumsum(1), ((1, 0), (1, 0), (0, 0)))
         corners = sums[window:, window:] - sums[:-window, window:] - sums[window:, :-window] + sums[:-window, :-window]
         return corners / window**2
 
-    mean_x, mean_y = mean(x), mean(y)
+    mean_x = mean(x)
+    mean_y = mean(y)
     variances = mean(x * x) - mean_x**2 + mean(y * y) - mean_y**2
     covariance = mean(x * y) - mean_x * mean_y
-    small, smaller = (0.01 * 255) ** 2, (0.03 * 255) ** 2
-    similar = (2 * mean_x * mean_y + small) * (2 * covariance + smaller)
-    return float((similar / ((mean_x**2 + mean_y**2 + small) * (variances + smaller))).mean())
+    c1 = (0.01 * 255) ** 2
+    c2 = (0.03 * 255) ** 2
+    numerator = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
+    denominator = (mean_x**2 + mean_y**2 + c1) * (variances + c2)
+    return float((numerator / denominator).mean())

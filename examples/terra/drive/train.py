@@ -18,7 +18,7 @@ from .. import CHECKPOINT
 from ..configuration import LlamaActionConfig
 from ..reference import LlamaActionForCausalLM
 from ..worlds import TOWN
-from .data import Tokens, recorded
+from .data import Tokens, record_tokens
 from .drives import FIRST_TRAINING_SEED, NUM_FRAMES, NUM_WAYPOINTS
 from .muon import Muon
 from .simulator import CELL_PIXELS, CELLS, COLOURS, EGO, render
@@ -267,7 +267,7 @@ def main(
     """Record drives, learn a codebook and train a world model. A run that broke off goes on where it was last saved."""
     torch.set_num_threads(threads)
     seeds = range(FIRST_TRAINING_SEED, FIRST_TRAINING_SEED + drives)
-    tokens, tokenizer = recorded(seeds, data)
+    tokens, tokenizer = record_tokens(seeds, data)
     tokenizer.save(out)
     torch.manual_seed(seed)
     train(tokens, make_model(tokenizer), tokenizer, steps, seed, out)
