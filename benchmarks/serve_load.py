@@ -25,7 +25,7 @@ import numpy as np
 import typer
 
 from examples.server import free_port
-from mmkit.serve.client import request as written
+from mmkit.serve.client import build_request
 from mmkit.serve.protocol import GenerateRequest
 
 from . import measure
@@ -236,7 +236,7 @@ def write(requests: int, stream: bool) -> None:
     """The requests of a round: none of the time is the door's."""
     options = {"sampling_params": SAMPLING, "stream": stream}
     _bodies[:] = [
-        written(GenerateRequest, prompt, {"actions": actions}, options)
+        build_request(GenerateRequest, prompt, {"actions": actions}, options)
         for prompt, actions in drawn(requests)
     ]
 

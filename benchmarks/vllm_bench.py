@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mmkit.errors import MmkitError
-from mmkit.serve.client import request as written
+from mmkit.serve.client import build_request
 from mmkit.serve.protocol import GenerateRequest, Generation
 from mmkit.testing import Request, Subject, of_spec, vllm_path
 
@@ -95,7 +95,7 @@ async def sent(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
     output = RequestFuncOutput(prompt_len=request.prompt_len)
     options = {"max_tokens": request.output_len, "ignore_eos": True, **(request.extra_body or {})}
     options["stream"] = True
-    body = written(GenerateRequest, request.prompt, request.multi_modal_content, options)
+    body = build_request(GenerateRequest, request.prompt, request.multi_modal_content, options)
     key = os.environ.get("OPENAI_API_KEY")  # vLLM's benchmark reads it, too
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     output.start_time = last = time.perf_counter()

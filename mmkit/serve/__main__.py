@@ -21,7 +21,7 @@ LOADED = ("general", "io_processor", "platform", "stat_logger")
 """The kinds of plugins that vLLM loads where VLLM_PLUGINS is not set."""
 
 
-def plugins(named: str | None) -> str:
+def list_plugins(named: str | None) -> str:
     """The value of VLLM_PLUGINS: what it names, or all that vLLM would load, and mmkit."""
     groups = (entry_points(group=f"vllm.{kind}_plugins") for kind in LOADED)
     installed = [entry.name for group in groups for entry in group]
@@ -29,13 +29,13 @@ def plugins(named: str | None) -> str:
     return ",".join(dict.fromkeys([*names, "mmkit"]))
 
 
-def check(environment: Mapping[str, str]) -> None:
+def check_environment(environment: Mapping[str, str]) -> None:
     """Refuse variables with which the server would not do, before it loads the model.
 
     Raises:
         MmkitError: names the variable.
     """
-    Limits.of(environment)
+    Limits.from_environment(environment)
     rust = environment.get("VLLM_USE_RUST_FRONTEND", "")
     if rust not in ("", "0"):
         remedy = "vLLM's front end in Rust runs no spec and has no routes of mmkit: unset it."
@@ -45,10 +45,10 @@ def check(environment: Mapping[str, str]) -> None:
 def main() -> None:
     """Run vLLM's command."""
     try:
-        check(os.environ)
+        check_environment(os.environ)
     except MmkitError as error:
         sys.exit(str(error))
-    os.environ["VLLM_PLUGINS"] = plugins(os.environ.get("VLLM_PLUGINS"))
+    os.environ["VLLM_PLUGINS"] = list_plugins(os.environ.get("VLLM_PLUGINS"))
     sys.argv.insert(1, "serve")
     with TemporaryDirectory(prefix="mmkit-metrics-") as folder:
         # before prometheus_client is imported, which then decides where its values are

@@ -26,7 +26,7 @@ _ERROR_EVENT = b'data: {"error"'
 """How an event begins by which vLLM ends a stream."""
 
 
-class Answers:
+class AnswerMiddleware:
     """What stands before every route, and before what reads the bodies of requests.
 
     Args:
@@ -53,7 +53,7 @@ class Answers:
             if not answer.is_broken:
                 return
         # the body of the request, which nobody has read, would be taken for the next request
-        refusal = errors.response(Stopped(), state.plan, _route(scope), connection="close")
+        refusal = errors.make_response(Stopped(), state.plan, _route(scope), connection="close")
         await refusal(scope, receive, _Answer(scope, send, state).send)
 
 
@@ -100,11 +100,11 @@ class _Answer:
         if self._scope["method"] not in _BODIES or _route(self._scope) != "vllm":
             return
         if self._status >= 400:
-            errors.count_theirs(self._scope, self._state.plan, self._status, body)
+            errors.count_foreign_refusal(self._scope, self._state.plan, self._status, body)
             self._status = 0
         elif body.startswith(_ERROR_EVENT):
             event = body.partition(b"\n")[0].removeprefix(b"data: ")
-            errors.count_theirs(self._scope, self._state.plan, 400, event)
+            errors.count_foreign_refusal(self._scope, self._state.plan, 400, event)
 
 
 def _with_retry(headers: Any) -> list[Any]:

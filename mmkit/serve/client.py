@@ -100,13 +100,13 @@ class Client(AbstractContextManager["Client"]):
                 dtypes.
             options: fields of `protocol.GenerateRequest`, and of vLLM's `SamplingParams`.
         """
-        body = request(protocol.GenerateRequest, prompt, items, options)
+        body = build_request(protocol.GenerateRequest, prompt, items, options)
         return self._ask(Generation, "POST", "generate", body)
 
     def stream(self, prompt: Any = None, items: Any = None, **options: Any) -> Iterator[Generation]:
         """`generate` as a stream: yields an event per step; the last one has the usage. The first
         one sends the request and raises its error; closing the generator ends the request."""
-        body = request(protocol.GenerateRequest, prompt, items, {**options, "stream": True})
+        body = build_request(protocol.GenerateRequest, prompt, items, {**options, "stream": True})
         with self._answer("POST", "generate", body) as response:
             url, rest = str(response.url), b""
             for part in response.iter_bytes():
@@ -133,7 +133,7 @@ class Client(AbstractContextManager["Client"]):
         """
         if on_tokens := options.pop("on_tokens", None):
             options["stream"] = True
-        start = request(protocol.StartMessage, prompt, items, options).decode()
+        start = build_request(protocol.StartMessage, prompt, items, options).decode()
         return Session(self, f"ws{self._url('session')[4:]}", start, on_tokens)
 
     def _url(self, name: str) -> str:
@@ -219,7 +219,7 @@ class Session(AbstractContextManager["Session"]):
             ServerGone: the session is over.
             InputError: an item without a form on the wire.
         """
-        message = request(protocol.NextMessage, prompt, items, options).decode()
+        message = build_request(protocol.NextMessage, prompt, items, options).decode()
         return self._ask(message, protocol.ChunkMessage, self._client.timeout)
 
     def close(self) -> None:
@@ -257,7 +257,7 @@ class Session(AbstractContextManager["Session"]):
 # -- JSON ------------------------------------------------------------------------------------------
 
 
-def request(kind: Any, prompt: Any, items: Any, options: Mapping[str, Any]) -> bytes:
+def build_request(kind: Any, prompt: Any, items: Any, options: Mapping[str, Any]) -> bytes:
     """A message of some kind in JSON. Options that are none of its fields are sampling parameters.
 
     Raises:

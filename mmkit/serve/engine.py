@@ -20,21 +20,21 @@ from ..plan.plan import Plan
 from ..vllm_api.compat import TELLS_MISSES, find
 from ..vllm_api.incoming import TooManyPixels, inherit_context
 from ..vllm_api.processor import CommonProcessor
-from .protocol import NULL, Limits, TooLarge, begins, named
+from .protocol import NULL, Limits, TooLarge, decode_fields, starts_with
 from .wire import Media
 
-__all__ = ["Engine", "EngineDeadError", "EngineGenerateError", "Lost"]
+__all__ = ["Engine", "EngineDeadError", "EngineGenerateError", "LostItem"]
 
 parse_model_prompt = find("renderers.inputs.preprocess:parse_model_prompt")
 MediaConnector: Any = find("multimodal.media:MediaConnector")
 
 T = TypeVar("T")
 
-TRIES = 3
+MAX_ATTEMPTS = 3
 """The most times that a request is sent whose items the engine's cache lacks although vLLM's front
 end assumed them."""
 
-NOWHERE = "none, unless --allowed-media-domains names them"
+NO_MEDIA_HOST = "none, unless --allowed-media-domains names them"
 """Stands among the hosts from which vLLM loads media, where its flag names none: vLLM would follow
 every URL."""
 
@@ -70,7 +70,7 @@ class Stopped(EngineDeadError):
         return "The server stops. Send the request to another one."
 
 
-class Lost(Exception):
+class LostItem(Exception):
     """The engine does not have an item that vLLM believed to be cached there. Rendering again sends
     it."""
 
@@ -110,7 +110,7 @@ class Engine:
             logit_bias=dict[token, float] | None,
             structured_outputs=Raw,
         )
-        config.allowed_media_domains = config.allowed_media_domains or [NOWHERE]
+        config.allowed_media_domains = config.allowed_media_domains or [NO_MEDIA_HOST]
         self._media = MediaConnector(
             media_io_kwargs=config.multimodal_config.media_io_kwargs,
             allowed_local_media_path=config.allowed_local_media_path,
@@ -123,7 +123,7 @@ class Engine:
 
     # -- the server --------------------------------------------------------------------------------
 
-    def when_it_stops(self, begins: Callable[[], None]) -> None:
+    def call_before_shutdown(self, begins: Callable[[], None]) -> None:
         """Call a function before vLLM lets go of what serves new requests, its first step after
         SIGTERM. What is still under way after its last step ends with an error, rather than
         unanswered when the connections are cut.
@@ -147,7 +147,7 @@ class Engine:
         if outputs is not None:
             outputs.propagate_error(Stopped())
 
-    def next_copy(self) -> int | None:
+    def next_data_parallel_rank(self) -> int | None:
         """The copy of the model that computes the next session, whose prefix cache has it; None if
         there is but one at this address."""
         config = self._client.vllm_config.parallel_config
@@ -155,7 +155,7 @@ class Engine:
         copies = here if config.local_engines_only else of_all
         return next(self._turns) % copies if copies > 1 else None
 
-    async def beside(self, function: Callable[..., T], *args: Any) -> T:
+    async def run_on_item_thread(self, function: Callable[..., T], *args: Any) -> T:
         """The result of a function on vLLM's own thread for items, where a spec's functions may
         run."""
         executor = getattr(self._renderer, "_mm_executor", None)
@@ -163,7 +163,7 @@ class Engine:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def chosen(self, sent: Raw, limits: Limits) -> dict[str, Any]:
+    def parse_sampling_params(self, sent: Raw, limits: Limits) -> dict[str, Any]:
         """The sampling parameters of a message, by name.
 
         Args:
@@ -175,22 +175,22 @@ class Engine:
             TooLarge: a constraint that is beyond the limit.
         """
         where = f"{_PARAMS}.{_CONSTRAINT}"
-        options = named(sent, self._sampling, _PARAMS)
+        options = decode_fields(sent, self._sampling, _PARAMS)
         raw = options.pop(_CONSTRAINT, NULL)
         if len(memoryview(raw)) > limits.constraint:
-            raise limits.too_large(where, "constraint", "bytes")
-        if begins(raw, b"n"):
+            raise limits.make_error(where, "constraint", "bytes")
+        if starts_with(raw, b"n"):
             return options
-        asked = named(raw, _KINDS, where)
+        asked = decode_fields(raw, _KINDS, where)
         return {**options, _CONSTRAINT: _made(where, StructuredOutputsParams, **asked)}
 
-    def sampling(
+    def make_sampling_params(
         self, options: Mapping[str, Any], *, output: BoundOutput | None = None, stream: bool
     ) -> Any:
         """vLLM's sampling parameters of a request.
 
         Args:
-            options: what `chosen` gives.
+            options: what `parse_sampling_params` gives.
             output: of the spec, that is asked for.
             stream: whether the answer comes as it grows.
 
@@ -208,7 +208,7 @@ class Engine:
         asked["max_tokens"] = options.get("max_tokens")
         return _made(_PARAMS, sampling_params, output, self._client, **asked)
 
-    async def loaded(self, value: Any, where: str) -> Any:
+    async def load_media(self, value: Any, where: str) -> Any:
         """The value of one item, or of a modality's items, with media parts loaded by vLLM.
 
         Raises:
@@ -238,19 +238,21 @@ class Engine:
             got = text[:200].rstrip(".")
             raise InputError(where, f"a URL with an item of kind {value.kind}", got) from None
 
-    async def ids(self, prompt: str | list[int], *, special: bool = True) -> list[int]:
+    async def tokenize(
+        self, prompt: str | list[int], *, add_special_tokens: bool = True
+    ) -> list[int]:
         """The token ids of a prompt, as vLLM makes them before it looks at items.
 
         Args:
             prompt: a text, or the ids.
-            special: whether a text gets special tokens.
+            add_special_tokens: whether a text gets special tokens.
         """
         if isinstance(prompt, list):
             return prompt
         # what is not empty stands for items: with them, the processor checks the placeholders
         with_items = {"prompt": prompt, "multi_modal_data": {"": ()}}
         parsed = parse_model_prompt(self._client.model_config, with_items)
-        options = {} if special else {"add_special_tokens": False}
+        options = {} if add_special_tokens else {"add_special_tokens": False}
         params = self._renderer.default_cmpl_tok_params.with_kwargs(**options)
         tokenized = await self._renderer.tokenize_prompt_async(parsed, params)
         ids: list[int] = tokenized["prompt_token_ids"]
@@ -297,8 +299,8 @@ class Engine:
         """
         where, expected = f"{_PARAMS}.{_CONSTRAINT}", "one that the model's tokens can follow"
         constrained = sampling.structured_outputs is not None
-        failed = InputError(where, expected, "another") if constrained else Lost()
-        for attempt in range(TRIES):
+        failed = InputError(where, expected, "another") if constrained else LostItem()
+        for attempt in range(MAX_ATTEMPTS):
             rendered, begun = await self.render(prompt), False
             length = len(rendered["prompt_token_ids"])
             if fits and length > (most := self.max_model_len - sampling.max_tokens):

@@ -15,7 +15,7 @@ from prometheus_client import Counter, Gauge
 
 from ..errors import InputError, sentence
 from ..plan.plan import Plan
-from .engine import SAMPLING_NAMES, EngineDeadError, EngineGenerateError, Lost, Stopped
+from .engine import SAMPLING_NAMES, EngineDeadError, EngineGenerateError, LostItem, Stopped
 from .protocol import ErrorBody, ErrorInfo, TooLarge
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ _TABLE: tuple[tuple[type[BaseException], int, str, tuple[str, ...]], ...] = (
     (TooLarge, 413, "limit", ()),
     (TooBusy, 429, "capacity", ()),
     (EngineGenerateError, 500, "engine", _FAILED),
-    (Lost, 503, "engine", ("an item in its cache", "none, several times", "Send it again.")),
+    (LostItem, 503, "engine", ("an item in its cache", "none, several times", "Send it again.")),
     (Stopped, 503, "stop", _STOPS),
     (EngineDeadError, 503, "engine", _DEAD),
     (InputError, 400, "", ()),
@@ -72,7 +72,7 @@ _COUNTED = "mmkit.counted"
 """The key of an ASGI scope whose answer is counted."""
 
 
-def info(error: BaseException, plan: Plan | None, route: str) -> ErrorInfo:
+def make_info(error: BaseException, plan: Plan | None, route: str) -> ErrorInfo:
     """An error in OpenAI's form, counted.
 
     Args:
@@ -87,7 +87,7 @@ def info(error: BaseException, plan: Plan | None, route: str) -> ErrorInfo:
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s failed", route, exc_info=error)
     message = sentence("server", *told) if told else " ".join(str(error).split())
-    where = None if told else path(error, plan)
+    where = None if told else find_path(error, plan)
     _count(plan, route, where, reason)
     return ErrorInfo(
         message=_short(message, _MESSAGE),
@@ -105,8 +105,8 @@ def _count(plan: Plan | None, route: str, where: str | None, reason: str) -> Non
     REFUSED.labels(route, modality, reason or _REASONS.get(first, "schema")).inc()
 
 
-def count_theirs(scope: Any, plan: Plan, status: int, body: bytes) -> None:
-    """Count what vLLM itself has answered to a request, unless it is an answer of `response`.
+def count_foreign_refusal(scope: Any, plan: Plan, status: int, body: bytes) -> None:
+    """Count what vLLM itself has answered to a request, unless it is an answer of `make_response`.
 
     Args:
         scope: that of the request.
@@ -140,12 +140,12 @@ def _short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def of_caller(error: BaseException) -> bool:
+def is_callers_mistake(error: BaseException) -> bool:
     """Whether an error is about the request, rather than the server."""
     return issubclass(_kind(error), InputError)
 
 
-def ends_server(error: BaseException) -> bool:
+def is_end_of_server(error: BaseException) -> bool:
     """Whether an error says that this server answers no more."""
     return issubclass(_kind(error), EngineDeadError)
 
@@ -167,7 +167,7 @@ def _of_vllm(error: BaseException) -> bool:
     return bool(frames) and frames[-1].f_globals.get("__name__", "").partition(".")[0] == "vllm"
 
 
-def path(error: BaseException, plan: Plan | None) -> str | None:
+def find_path(error: BaseException, plan: Plan | None) -> str | None:
     """Where in the request the error is: ``items.actions[3]``, ``prompt[7]``, ``temperature``; None
     if unknown."""
     where = getattr(error, "where", None) or getattr(error, "parameter", None)
@@ -185,21 +185,21 @@ def _of_spec(where: str, plan: Plan) -> str:
 
 
 class Refusal(Response):
-    """An answer that `info` has counted."""
+    """An answer that `make_info` has counted."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         scope[_COUNTED] = True
         await super().__call__(scope, receive, send)
 
 
-def response(error: BaseException, plan: Plan | None, route: str, **headers: str) -> Response:
+def make_response(error: BaseException, plan: Plan | None, route: str, **headers: str) -> Response:
     """A refusal."""
-    refusal = info(error, plan, route)
+    refusal = make_info(error, plan, route)
     body = msgspec.json.encode(ErrorBody(error=refusal))
     return Refusal(body, refusal.code, headers, media_type="application/json")
 
 
-async def handle(request: Request, error: Exception) -> Response:
+async def handle_input_error(request: Request, error: Exception) -> Response:
     """The answer to a request at one of vLLM's routes that mmkit refuses after its body is read."""
     state = getattr(request.app.state, "mmkit", None)
-    return response(error, state and state.plan, "vllm")
+    return make_response(error, state and state.plan, "vllm")

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from ..errors import InputError
 from ..plan.intake import Embedding
-from .protocol import Slid
+from .protocol import Dropped
 
 
-class Held(NamedTuple):
+class SessionItem(NamedTuple):
     """One item: its modality, what it came as, its name for the cache, and the end of its
     placeholders among the tokens."""
 
@@ -32,9 +32,9 @@ class History(NamedTuple):
 
     keep: int | None = None
     ids: Sequence[int] = ()
-    items: Sequence[Held] = ()
+    items: Sequence[SessionItem] = ()
 
-    def fitting(self, new: int, check: Callable[[History], object]) -> History:
+    def drop_until_fits(self, new: int, check: Callable[[History], object]) -> History:
         """The history after which a message fits: this one, or what is left of it behind the first
         item whose end leaves at most `keep` items, those of the message among them.
 
@@ -58,25 +58,25 @@ class History(NamedTuple):
                 refused = error
         raise refused
 
-    def slid(self, left: History) -> Slid | None:
+    def count_dropped(self, left: History) -> Dropped | None:
         """The part of this history that `left` lacks; None if that is nothing."""
         tokens = len(self.ids) - len(left.ids)
         dropped = self.items[: len(self.items) - len(left.items)]
         items = Counter(item.name for item in dropped)
-        return Slid(tokens=tokens, items=dict(items)) if tokens else None
+        return Dropped(tokens=tokens, items=dict(items)) if tokens else None
 
 
-def by_name(items: Iterable[Held]) -> dict[str, list[Held]]:
+def group_by_modality(items: Iterable[SessionItem]) -> dict[str, list[SessionItem]]:
     """Items by their modality."""
-    found: dict[str, list[Held]] = {}
+    found: dict[str, list[SessionItem]] = {}
     for item in items:
         found.setdefault(item.name, []).append(item)
     return found
 
 
-def placed(items: Iterable[Held], rendered: Mapping[str, Any]) -> list[Held]:
+def locate_items(items: Iterable[SessionItem], rendered: Mapping[str, Any]) -> list[SessionItem]:
     """The items of a rendered prompt, in the order of their placeholders."""
-    of, places = by_name(items), rendered.get("mm_placeholders", {})
+    of, places = group_by_modality(items), rendered.get("mm_placeholders", {})
     found = [
         item._replace(stop=place.offset + place.length)
         for name in places
@@ -85,7 +85,7 @@ def placed(items: Iterable[Held], rendered: Mapping[str, Any]) -> list[Held]:
     return sorted(found, key=lambda item: item.stop)
 
 
-def together(items: Sequence[Held]) -> Any:
+def merge_values(items: Sequence[SessionItem]) -> Any:
     """The items of one modality as a caller writes them; embeddings, if all are, by their field."""
     values = [item.value for item in items]
     if all(isinstance(value, Embedding) for value in values):

@@ -20,9 +20,9 @@ from msgspec import Raw
 from ..errors import InputError, relocated
 from ..vllm_api.chat import check_type
 from ..vllm_api.media import pixels_of_image
-from .protocol import begins
+from .protocol import starts_with
 from .state import ServerState
-from .wire import ITEM_URL, MEDIA, Decoder, embeds_of, parsed
+from .wire import ITEM_URL, MEDIA, Decoder, list_embeds_fields, parse_message
 
 Json = Any
 """A value as `json.loads` gives it."""
@@ -61,7 +61,7 @@ CHAT = Form("messages", _chat_picture)
 RESPONSES = Form("input", _responses_picture, nested="output", begins_twice=True)
 ANTHROPIC = Form("messages", _anthropic_picture, nested="content")
 
-FORMS: Mapping[str, Form] = {
+ROUTE_FORMS: Mapping[str, Form] = {
     "/v1/chat/completions": CHAT,
     "/v1/chat/completions/batch": CHAT,
     "/v1/chat/completions/render": CHAT,
@@ -205,7 +205,7 @@ class Messages:
             modality, raw = self._of_url(url, where)
             return self._take(modality, raw, uuid, where)
         is_picture_of_anthropic = self._form is ANTHROPIC and name == "image" and "source" in part
-        if name in self._state.in_messages and not is_picture_of_anthropic:
+        if name in self._state.message_modalities and not is_picture_of_anthropic:
             if name not in part:
                 raise InputError(where, f'a field "{name}" with the item', "none")
             raw = Raw(msgspec.json.encode(part[name]))
@@ -232,23 +232,23 @@ class Messages:
         except ValueError:
             return  # no base64, which vLLM refuses
         if self._pixels > self._state.limits.pixels:
-            raise self._state.limits.too_large(where, "pixels", "pixels in one request")
+            raise self._state.limits.make_error(where, "pixels", "pixels in one request")
 
     def _of_url(self, url: str, where: str) -> tuple[str, Raw]:
         """Return the modality of an item in a URL, and its JSON."""
         name, _, content = url.removeprefix(ITEM_URL).partition(";base64,")
-        if name not in self._state.in_messages:
-            expected = f"one of {', '.join(self._state.in_messages)}"
+        if name not in self._state.message_modalities:
+            expected = f"one of {', '.join(self._state.message_modalities)}"
             raise InputError(where, f"{expected} as the modality of a URL", repr(name[:40]))
         try:
             item = base64.b64decode(content, validate=True)
         except ValueError:
             raise InputError(where, "base64 in the URL of an item", "another text") from None
-        return name, parsed(Raw, item, where, self._state.limits)
+        return name, parse_message(Raw, item, where, self._state.limits)
 
     def _take(self, name: str, raw: Raw, uuid: Json, where: str) -> dict[str, Json]:
         """Decode one more item; return the part that refers to it."""
-        if begins(raw, b"n") and uuid is None:
+        if starts_with(raw, b"n") and uuid is None:
             raise InputError(where, "an item, or a uuid that names one", "null")
         engine, modality = self._state.engine, self._state.plan.modalities[name]
         self._counts[name] += 1
@@ -256,7 +256,7 @@ class Messages:
             modality.intake.check_count(self._counts[name], engine.most_items.get(name))
         except InputError as error:
             raise relocated(error, where) from None
-        value = self._decoder.one(raw, where, modality.item, embeds_of(modality))
+        value = self._decoder.decode_item(raw, where, modality.item, list_embeds_fields(modality))
         url = f"mmkit-item:{uuid4().hex}"
         self.parts.append(Part(url, name, value, None if uuid is None else str(uuid), where))
         self._places[-1][name].append(where)

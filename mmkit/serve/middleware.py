@@ -22,11 +22,11 @@ from ..errors import InputError
 from ..vllm_api.chat import SENT, SentItem
 from ..vllm_api.incoming import REQUEST, Incoming, Places
 from . import errors
-from .messages import FORMS, Messages, Part
-from .protocol import Limits, TooLarge, aside, decoded, shown
+from .messages import ROUTE_FORMS, Messages, Part
+from .protocol import Limits, TooLarge, decode_json, quote, run_in_thread_if_large
 from .routes import read
 from .state import ServerState
-from .wire import listed, weigh
+from .wire import check_size, count_values
 
 FEW = 2**14
 """Values in the JSON that vLLM reads of a request, beside those of a prompt."""
@@ -58,7 +58,7 @@ _COMPILED = ("response_format", "structured_outputs", "output_config")
 _Id = Annotated[int, Meta(ge=0)]
 
 
-class Middleware:
+class BodyMiddleware:
     """What stands before every route.
 
     Args:
@@ -75,7 +75,7 @@ class Middleware:
             await self._app(scope, receive, send)
             return
         path = _route_path(scope)
-        taken = Taken(b"", {}, state.incoming())
+        taken = Taken(b"", {}, state.make_incoming())
         has_body = scope["type"] == "http" and scope["method"] not in _WITHOUT_BODY
         if has_body and not path.startswith(OURS):
             try:
@@ -84,7 +84,7 @@ class Middleware:
                 return
             except Exception as error:
                 # the rest of its body would be taken for the next request
-                refusal = errors.response(error, state.plan, "vllm", connection="close")
+                refusal = errors.make_response(error, state.plan, "vllm", connection="close")
                 await refusal(scope, receive, send)
                 return
             receive = _again(taken.body, receive)
@@ -128,16 +128,16 @@ async def take(request: Request, path: str, state: ServerState) -> Taken:
     body = bytes(await read(request, state.limits))
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if path in FILES and kind in _FORMS_OF_FILES:
-        return Taken(body, {}, state.incoming())
-    checked = await aside(len(body), check_body, path, body, state)
-    form = FORMS.get(path)
+        return Taken(body, {}, state.make_incoming())
+    checked = await run_in_thread_if_large(len(body), check_body, path, body, state)
+    form = ROUTE_FORMS.get(path)
     if form is None:
-        return Taken(checked.body, {}, state.incoming())
-    incoming = state.incoming(form.field, checked.places, begins_twice=form.begins_twice)
+        return Taken(checked.body, {}, state.make_incoming())
+    incoming = state.make_incoming(form.field, checked.places, begins_twice=form.begins_twice)
     # media of items and of vLLM's own parts share the pixels of the request
     token = REQUEST.set(incoming)
     try:
-        loads = [state.engine.loaded(part.value, part.where) for part in checked.parts]
+        loads = [state.engine.load_media(part.value, part.where) for part in checked.parts]
         values = await asyncio.gather(*loads)
     finally:
         REQUEST.reset(token)
@@ -186,10 +186,10 @@ def check_body(path: str, body: bytes, state: ServerState) -> Checked:
     """
     if not body.strip(_WHITE_SPACE):
         return Checked(b"")
-    weigh(body, "body", state.limits)
+    check_size(body, "body", state.limits)
     request = _read_object(body)
     _refuse_items(path, request)
-    form = FORMS.get(path)
+    form = ROUTE_FORMS.get(path)
     parts: Sequence[Part] = ()
     places: Sequence[Places] = ()
     if form is not None:
@@ -207,8 +207,8 @@ def check_body(path: str, body: bytes, state: ServerState) -> Checked:
     in_prompts = 0
     if len(written) > min(FEW, state.limits.constraint):
         _weigh_constraints(request, state.limits)
-        in_prompts = decoded(_Long, written).count()
-    if listed(written) - in_prompts > FEW:
+        in_prompts = decode_json(_Long, written).count()
+    if count_values(written) - in_prompts > FEW:
         raise TooLarge("body", f"at most {FEW} values in JSON beside those of a prompt", "more")
     return Checked(written, parts, places)
 
@@ -223,7 +223,7 @@ def _read_object(body: bytes) -> dict[str, Any]:
     if start[:1] != b"{":
         expected = 'a JSON object in UTF-8, which begins with "{"'
         raise InputError("body", expected, repr(start[:8])[1:])
-    request: dict[str, Any] = decoded(dict[str, Any], body)
+    request: dict[str, Any] = decode_json(dict[str, Any], body)
     return request
 
 
@@ -232,7 +232,7 @@ def _refuse_items(path: str, request: Mapping[str, Any]) -> None:
     for name in ITEM_FIELDS:
         if name in request and name not in _HAVE_ITEMS.get(path, ()):
             remedy = "Send items to /v1/mm/generate, or as parts of messages."
-            raise InputError(name, f"no items at {shown(path)[1:-1]}", "some", remedy)
+            raise InputError(name, f"no items at {quote(path)[1:-1]}", "some", remedy)
 
 
 def _weigh_constraints(request: Mapping[str, Any], limits: Limits) -> None:
@@ -252,7 +252,7 @@ def _weigh_constraints(request: Mapping[str, Any], limits: Limits) -> None:
             compiled.add("tools")
         for name in sorted(compiled):
             if len(msgspec.json.encode(fields.get(name))) > limits.constraint:
-                raise limits.too_large(f"{where}{name}", "constraint", "bytes")
+                raise limits.make_error(f"{where}{name}", "constraint", "bytes")
 
 
 def _has_strict_tools(request: Mapping[str, Any]) -> bool:

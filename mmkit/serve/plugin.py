@@ -16,17 +16,17 @@ from ..plan.modality import BoundModality
 from ..vllm_api import offload
 from ..vllm_api.media import can_decode_audio
 from ..vllm_api.processor import CommonProcessor
-from .answers import Answers
+from .answers import AnswerMiddleware
 from .engine import Engine
-from .errors import handle
-from .middleware import Middleware
+from .errors import handle_input_error
+from .middleware import BodyMiddleware
 from .protocol import Limits
 from .routes import router
 from .state import ServerState
 
 logger = logging.getLogger(__name__)
 
-MOST_FRAMES = 4096
+MAX_FRAMES = 4096
 """Fragments and pings of a websocket between two messages."""
 
 _UNREAD = 3
@@ -41,13 +41,13 @@ class MmkitEndpoints:
 
     def attach_router(self, app: Any) -> None:
         """Register the routes, and the bounds of what bodies cost."""
-        app.add_middleware(Middleware)
-        app.add_middleware(Answers)  # comes before the other one
-        app.add_exception_handler(InputError, handle)
+        app.add_middleware(BodyMiddleware)
+        app.add_middleware(AnswerMiddleware)  # comes before the other one
+        app.add_exception_handler(InputError, handle_input_error)
         app.include_router(router)
-        app.include_router(APIRouter(lifespan=configured))
+        app.include_router(APIRouter(lifespan=configure_server))
         # what vLLM's own routes load has no other limit of ours
-        os.environ.setdefault("VLLM_MAX_IMAGE_PIXELS", str(Limits.of().pixels))
+        os.environ.setdefault("VLLM_MAX_IMAGE_PIXELS", str(Limits.from_environment().pixels))
         os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")  # they may lead anywhere
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
@@ -63,8 +63,8 @@ class MmkitEndpoints:
         engine = Engine(engine_client, processor, trust_kwargs=trust)
         models = list(args.served_model_name or [args.model])
         origins = getattr(args, "allowed_origins", "*")
-        state.mmkit = ServerState(engine, Limits.of(), models, origins)
-        engine.when_it_stops(state.mmkit.stop)
+        state.mmkit = ServerState(engine, Limits.from_environment(), models, origins)
+        engine.call_before_shutdown(state.mmkit.stop)
         if not can_decode_audio() and any(map(_takes_audio, processor.plan.modalities.values())):
             text = "mmkit: files of audio are refused: pip install %s[audio] brings a decoder."
             logger.warning(text, DISTRIBUTION)
@@ -80,7 +80,7 @@ def _takes_audio(modality: BoundModality) -> bool:
 
 
 @asynccontextmanager
-async def configured(app: Any) -> AsyncIterator[None]:
+async def configure_server(app: Any) -> AsyncIterator[None]:
     """Sets what vLLM leaves at uvicorn's defaults, before the server listens: it would wait for
     ever for half-sent bodies when it is to stop, and unpack messages of sessions.
 
@@ -119,5 +119,5 @@ class _Framed:
 
     def _count(self) -> None:
         self._frames += 1
-        if self._frames > MOST_FRAMES:
+        if self._frames > MAX_FRAMES:
             self.transport.abort()

@@ -58,7 +58,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     idle_seconds: Annotated[float, Meta(ge=1, le=1e9)] = 300.0
 
     @classmethod
-    def of(cls, environment: Mapping[str, str] = os.environ) -> Limits:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Limits:
         """The limits that environment variables set.
 
         Raises:
@@ -72,7 +72,7 @@ class Limits(Struct, frozen=True, kw_only=True):
             name, expected, _ = _mistake(error)
             raise MmkitError(names[name], expected, repr(given[name])) from None
 
-    def too_large(self, where: str, name: str, unit: str) -> TooLarge:
+    def make_error(self, where: str, name: str, unit: str) -> TooLarge:
         """The refusal of what goes beyond one of them."""
         remedy = f"Send less at once, or raise MMKIT_SERVE_{name.upper()} on the server."
         return TooLarge(where, f"at most {getattr(self, name)} {unit}", "more", remedy)
@@ -340,7 +340,7 @@ class TokensMessage(Choice, frozen=True, kw_only=True, tag="tokens"):
     remaining: int
 
 
-class Slid(_Out, frozen=True):
+class Dropped(_Out, frozen=True):
     """The tokens, and the items by modality, that a session's window dropped."""
 
     tokens: int
@@ -356,7 +356,7 @@ class ChunkMessage(Choice, frozen=True, kw_only=True, tag="chunk"):
     """
 
     usage: Usage
-    slid: Slid | None = None
+    slid: Dropped | None = None
     remaining: int
 
 
@@ -391,7 +391,7 @@ decoder = cache(msgspec.json.Decoder)
 """The decoder of JSON of one type."""
 
 
-def decoded(kind: Any, raw: Any, where: str = "", names: Sequence[str] = ()) -> Any:
+def decode_json(kind: Any, raw: Any, where: str = "", names: Sequence[str] = ()) -> Any:
     """The value of a type that JSON holds.
 
     Args:
@@ -480,7 +480,7 @@ def _path_at(text: bytes, end: int) -> str:
 _INLINE = 2**16
 
 
-async def aside(size: int, function: Callable[..., T], *args: Any) -> T:
+async def run_in_thread_if_large(size: int, function: Callable[..., T], *args: Any) -> T:
     """The result of a function of so many bytes: many would hold up the other requests."""
     if size <= _INLINE:
         return function(*args)
@@ -535,7 +535,7 @@ def _mistake(error: msgspec.ValidationError) -> tuple[str, str, str]:
     path = place.rstrip("`").removeprefix(".")
     problem, _, name = text.removesuffix("`").partition(" field `")
     if name:
-        path = f"{path}.{shown(name)[1:-1]}".lstrip(".")
+        path = f"{path}.{quote(name)[1:-1]}".lstrip(".")
         unknown = problem.endswith("unknown")
         return path, *(("a field that there is", _UNKNOWN) if unknown else ("a value", "none"))
     if not text.startswith("Expected "):
@@ -544,7 +544,7 @@ def _mistake(error: msgspec.ValidationError) -> tuple[str, str, str]:
     return path, expected, got or "another"
 
 
-def named(
+def decode_fields(
     raw: Any, kinds: Mapping[str, Any], where: str, *, nullable: bool = True
 ) -> dict[str, Any]:
     """The fields that an object has, in the order of `kinds`.
@@ -559,7 +559,7 @@ def named(
         InputError: no such object, or another field.
     """
     of = _struct(tuple(kinds.items()))
-    value = decoded(of | None if nullable else of, raw, where, tuple(kinds))
+    value = decode_json(of | None if nullable else of, raw, where, tuple(kinds))
     pairs = zip(kinds, msgspec.structs.astuple(value) if value else (), strict=False)
     return {name: one for name, one in pairs if one is not UNSET}
 
@@ -573,17 +573,17 @@ def _struct(kinds: tuple[tuple[str, Any], ...]) -> Any:
     return msgspec.defstruct("Named", fields, forbid_unknown_fields=True)
 
 
-def begins(raw: Raw, sign: bytes) -> bool:
+def starts_with(raw: Raw, sign: bytes) -> bool:
     """Whether the JSON of a value begins so, as that of an object, a list or a text does."""
     return bytes(memoryview(raw)[:1]) == sign
 
 
-def shown(value: str) -> str:
+def quote(value: str) -> str:
     """A text in the form that errors show."""
     return repr(value) if len(value) <= _SHOWN else f"'{repr(value[:_SHOWN])[1:-1]}...'"
 
 
-def schema(model: Any) -> Any:
+def build_schema(model: Any) -> Any:
     """The JSON schema of a message, in one piece: a reference would be one into another
     document."""
     (told,), parts = msgspec.json.schema_components([model])

@@ -19,10 +19,10 @@ from ..vllm_api.compat import find
 from . import errors, protocol
 from .engine import Stopped
 from .errors import NoSpec, OtherOrigin
-from .protocol import Limits, aside, decoded, schema
+from .protocol import Limits, build_schema, decode_json, run_in_thread_if_large
 from .session import Session
 from .state import Answer, ServerState
-from .wire import parsed
+from .wire import parse_message
 
 _OF_VLLM = "entrypoints.serve.utils.api_utils"
 with_cancellation = find(f"{_OF_VLLM}:with_cancellation")
@@ -51,7 +51,7 @@ def _route(method: str, answer: Any, body: Any = None, **also: Any) -> Callable[
     """
 
     def content(kind: Any, **also: Any) -> dict[str, Any]:
-        return {"content": {_JSON: {"schema": schema(kind)}, **also}}
+        return {"content": {_JSON: {"schema": build_schema(kind)}, **also}}
 
     refusal = {"description": "A refusal.", **content(protocol.ErrorBody)}
     refusals = dict.fromkeys((400, 404, 405, 413, 429, 500, 503), refusal)
@@ -66,12 +66,14 @@ def _route(method: str, answer: Any, body: Any = None, **also: Any) -> Callable[
                 if state is None:
                     raise NoSpec
                 limits, raw = state.limits, await read(request, state.limits)
-                asked = body and await aside(len(raw), parsed, body, raw, "body", limits)
+                asked = body and await run_in_thread_if_large(
+                    len(raw), parse_message, body, raw, "body", limits
+                )
                 told = await working(asked, request, state)
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
             except Exception as error:
-                return errors.response(error, state and state.plan, name)
+                return errors.make_response(error, state and state.plan, name)
             if isinstance(told, Response):
                 return told
             return Response(msgspec.json.encode(told), media_type=_JSON)
@@ -96,7 +98,7 @@ async def read(request: Request, limits: Limits) -> bytearray:
     async for part in request.stream():
         body += part
         if len(body) > limits.body_bytes:
-            raise limits.too_large("body", "body_bytes", "bytes")
+            raise limits.make_error("body", "body_bytes", "bytes")
     return body
 
 
@@ -106,7 +108,7 @@ async def read(request: Request, limits: Limits) -> bytearray:
 @_route("GET", protocol.Modalities)
 async def modalities(_: None, __: Request, state: ServerState) -> protocol.Modalities:
     """The modalities, outputs and limits of this model, from its spec."""
-    return await state.engine.beside(lambda: state.described)
+    return await state.engine.run_on_item_thread(lambda: state.description)
 
 
 @_route("POST", protocol.Generation, protocol.GenerateRequest, **{"text/event-stream": {}})
@@ -115,12 +117,12 @@ async def generate(asked: protocol.GenerateRequest, request: Request, state: Ser
     is new, and ends with ``[DONE]``."""
     if asked.prompt is None:
         raise InputError("prompt", "a prompt", "none")
-    model, output = state.check_model(asked.model), state.output(asked)
-    options = state.engine.chosen(asked.sampling_params, state.limits)
-    sampling = state.engine.sampling(options, output=output, stream=asked.stream)
+    model, output = state.resolve_model(asked.model), state.find_output(asked)
+    options = state.engine.parse_sampling_params(asked.sampling_params, state.limits)
+    sampling = state.engine.make_sampling_params(options, output=output, stream=asked.stream)
     rank = request.headers.get(COPY)
-    prompt, name = await state.prompt(asked), f"mmgen-{uuid4().hex}"
-    copy = None if rank is None else decoded(int, rank, COPY)
+    prompt, name = await state.make_prompt(asked), f"mmgen-{uuid4().hex}"
+    copy = None if rank is None else decode_json(int, rank, COPY)
     fits = output is not None
     outputs = state.engine.generate(prompt, sampling, name, copy, fits=fits)
     events = _events(asked, outputs, Answer(output), id=name, model=model)
@@ -140,14 +142,16 @@ async def _events(
     named["created"], ranges = int(time.time()), asked.return_token_ids
     async with aclosing(outputs):
         async for rendered, new in outputs:
-            told: dict[str, Any] = {"choices": [await answer.choice(part) for part in new.outputs]}
+            told: dict[str, Any] = {
+                "choices": [await answer.make_choice(part) for part in new.outputs]
+            }
             if ranges:
                 places = rendered.get("mm_placeholders", {})
                 of = dict[str, list[protocol.Range]]
                 told["mm_placeholders"] = msgspec.convert(places, of, from_attributes=True)
                 ranges, told["prompt_token_ids"] = False, list(new.prompt_token_ids)
             if new.finished:
-                told["usage"] = answer.usage(new)
+                told["usage"] = answer.make_usage(new)
             yield protocol.Generation(**named, **told)
 
 
@@ -159,7 +163,7 @@ async def _sse(first: protocol.Generation, events: Any, state: ServerState) -> A
                 yield _event(event)
             yield b"data: [DONE]\n\n"
         except Exception as error:
-            yield _event(protocol.ErrorBody(error=errors.info(error, state.plan, "generate")))
+            yield _event(protocol.ErrorBody(error=errors.make_info(error, state.plan, "generate")))
 
 
 def _event(value: Any) -> bytes:
@@ -173,7 +177,7 @@ async def session(socket: WebSocket) -> None:
     try:
         opened = _opened(socket, state)
     except Exception as error:
-        refusal = errors.response(error, state and state.plan, "session")
+        refusal = errors.make_response(error, state and state.plan, "session")
         await socket.send_denial_response(refusal)
         return
     await opened.run()

@@ -3,7 +3,7 @@
 One message at a time: the client starts, receives a chunk of tokens, sends what comes next, and so
 on. The server says with every message how many tokens still fit, and refuses what does not fit
 before the engine sees it. `Session` is the connection: it waits for a message and, if one was
-taken, for the chunk after it. `_Talk` is there once a start is answered.
+taken, for the chunk after it. `_Conversation` is there once a start is answered.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from msgspec import structs
 from ..errors import InputError
 from . import errors, protocol
 from .errors import TooBusy
-from .history import Held, History, by_name, placed, together
-from .protocol import NULL, ClientMessage, aside, named
+from .history import History, SessionItem, group_by_modality, locate_items, merge_values
+from .protocol import NULL, ClientMessage, decode_fields, run_in_thread_if_large
 from .state import Answer, ServerState
-from .wire import parsed
+from .wire import parse_message
 
 NORMAL, GOING_AWAY, ERROR, RESTART, BUSY = 1000, 1001, 1011, 1012, 1013
 """Close codes of websockets."""
@@ -50,7 +50,7 @@ class Session:
     def __init__(self, state: ServerState, socket: WebSocket) -> None:
         self._state, self._socket = state, socket
         self._id = f"mmsession-{uuid4().hex}"
-        self._talk: _Talk | None = None
+        self._talk: _Conversation | None = None
         # tokens that still fit, without a slide
         self._remaining = state.engine.max_model_len
 
@@ -60,7 +60,7 @@ class Session:
         await self._socket.accept()
         with suppress(_End, TimeoutError, WebSocketDisconnect, RuntimeError, OSError):
             try:
-                async with self._state.one_more_session():
+                async with self._state.open_session():
                     await self._served()
             except _End as end:
                 reason, code = end.args
@@ -103,7 +103,7 @@ class Session:
                             raise InputError("message", expected, _tag(asked), remedy)
                         turn = ensure_future(self._turn(asked))
                 except Exception as error:
-                    if not errors.of_caller(error):
+                    if not errors.is_callers_mistake(error):
                         raise
                     await self._refuse(error, fatal=False)
         finally:
@@ -115,7 +115,7 @@ class Session:
 
     async def _refuse(self, error: Exception, *, fatal: bool) -> str:
         """Tell an error; returns its sentence."""
-        info = errors.info(error, self._state.plan, "session")
+        info = errors.make_info(error, self._state.plan, "session")
         told = protocol.ErrorMessage(error=info, fatal=fatal, remaining=self._remaining)
         await self._send(told)
         return info.message
@@ -139,18 +139,20 @@ class Session:
             raise _End("the client left", NORMAL)
         if (body := raw.get("bytes")) is None:
             body = raw.pop("text").encode(errors="surrogatepass")
-        message = await aside(len(body), parsed, ClientMessage, body, "message", self._state.limits)
+        message = await run_in_thread_if_large(
+            len(body), parse_message, ClientMessage, body, "message", self._state.limits
+        )
         if isinstance(message, protocol.CloseMessage):
             raise _End("the client closed it", NORMAL)
         return message
 
-    async def _turn(self, message: Any) -> tuple[_Talk, protocol.ChunkMessage]:
+    async def _turn(self, message: Any) -> tuple[_Conversation, protocol.ChunkMessage]:
         """What the session is after a message, and its chunk."""
         talk = self._talk
         if isinstance(message, protocol.StartMessage) == (talk is not None):
             expected = '"next" or "close" after the start' if talk else '"start" at first'
             raise InputError("type", expected, _tag(message))
-        talk = talk or _Talk(self._state, message, self._id)
+        talk = talk or _Conversation(self._state, message, self._id)
         return talk, await talk.chunk(message, self._send)
 
 
@@ -158,14 +160,14 @@ def _code(error: Exception) -> int:
     """The close code of a session that an error ends."""
     if isinstance(error, TooBusy):
         return BUSY
-    return RESTART if errors.ends_server(error) else ERROR
+    return RESTART if errors.is_end_of_server(error) else ERROR
 
 
 def _tag(message: Any) -> str:
     return f'"{message.__struct_config__.tag}"'
 
 
-class _Talk:
+class _Conversation:
     """What a session is once it has begun: its settings, and all that the model has read and
     written. Each chunk is a request of its own, whose prompt is that; the engine has it in its
     prefix cache.
@@ -176,10 +178,10 @@ class _Talk:
 
     def __init__(self, state: ServerState, start: Any, name: str) -> None:
         self._state, self._engine, self._plan = state, state.engine, state.plan
-        self._name, self._copy = name, state.engine.next_copy()
-        state.check_model(start.model)
-        self._output = state.output(start)
-        self._sampling = self._engine.chosen(start.sampling_params, state.limits)
+        self._name, self._copy = name, state.engine.next_data_parallel_rank()
+        state.resolve_model(start.model)
+        self._output = state.find_output(start)
+        self._sampling = self._engine.parse_sampling_params(start.sampling_params, state.limits)
         if self._sampling.get("n", 1) != 1:
             raise InputError("sampling_params.n", "1 in a session", str(self._sampling["n"]))
         if self._plan.spec.decoder_prompt is not None:
@@ -213,7 +215,7 @@ class _Talk:
                 if not answer.ids and read[: len(left.ids)] != list(left.ids):
                     expected = "a spec that leaves placeholders that are whole as they are"
                     raise InputError("session", expected, "another one")
-                new = await answer.choice(output.outputs[0])
+                new = await answer.make_choice(output.outputs[0])
                 text += new.text or ""
                 logprobs += new.logprobs or []
                 ids = [*read, *answer.ids[0]]
@@ -222,10 +224,12 @@ class _Talk:
                 if new.finish_reason is None and new.token_ids:
                     await tell(protocol.TokensMessage(**told | {"logprobs": None}))
         told |= {"token_ids": answer.ids[0], "text": text or None, "logprobs": logprobs or None}
-        slid = self._history.slid(left)
-        self._history = left._replace(ids=ids, items=placed([*left.items, *new_items], rendered))
+        slid = self._history.count_dropped(left)
+        self._history = left._replace(
+            ids=ids, items=locate_items([*left.items, *new_items], rendered)
+        )
         self._index += 1
-        return protocol.ChunkMessage(**told, usage=answer.usage(output), slid=slid)
+        return protocol.ChunkMessage(**told, usage=answer.make_usage(output), slid=slid)
 
     def _sampled(self, message: Any) -> Any:
         """vLLM's sampling parameters of the chunk after a message."""
@@ -234,15 +238,17 @@ class _Talk:
             options = options | {"seed": seed ^ self._index}  # no chunk is drawn as another one
         if isinstance(message, protocol.NextMessage):
             kinds, where = {"max_tokens": int | None}, "sampling_params"
-            options = options | named(message.sampling_params, kinds, where)
-        sampling = self._engine.sampling(options, output=self._output, stream=self._start.stream)
+            options = options | decode_fields(message.sampling_params, kinds, where)
+        sampling = self._engine.make_sampling_params(
+            options, output=self._output, stream=self._start.stream
+        )
         if sampling.max_tokens is None:
             raise InputError("sampling_params.max_tokens", "a value", "none")
         return sampling
 
     async def _continued(
         self, message: Any, max_tokens: int
-    ) -> tuple[dict[str, Any], History, list[Held]]:
+    ) -> tuple[dict[str, Any], History, list[SessionItem]]:
         """vLLM's prompt of the history and a message, if it fits.
 
         Returns:
@@ -252,9 +258,9 @@ class _Talk:
             InputError: the message is refused.
         """
         before = self._history
-        prompt = await self._state.prompt(message, self._start)
+        prompt = await self._state.make_prompt(message, self._start)
         written = prompt.pop("prompt") if "prompt" in prompt else prompt["prompt_token_ids"]
-        ids = await self._engine.ids(written, special=not before.ids)
+        ids = await self._engine.tokenize(written, add_special_tokens=not before.ids)
         if not ids and not before.ids:
             raise InputError("prompt", "at least one token in the first message", "none")
         length = len(ids)
@@ -262,28 +268,28 @@ class _Talk:
             rendered = await self._engine.render({**prompt, "prompt_token_ids": ids})
             length = len(rendered["prompt_token_ids"])
         data, uuids = prompt.pop("multi_modal_data", {}), prompt.pop("multi_modal_uuids", {})
-        new = await self._engine.beside(self._taken, data, uuids)
-        left = before.fitting(len(new), partial(self._check, length, new, max_tokens))
-        whole = by_name([*left.items, *new])
+        new = await self._engine.run_on_item_thread(self._taken, data, uuids)
+        left = before.drop_until_fits(len(new), partial(self._check, length, new, max_tokens))
+        whole = group_by_modality([*left.items, *new])
         prompt |= {
             "prompt_token_ids": [*left.ids, *ids],
-            "multi_modal_data": {name: together(own) for name, own in whole.items()},
+            "multi_modal_data": {name: merge_values(own) for name, own in whole.items()},
             "multi_modal_uuids": {name: [one.uuid for one in own] for name, own in whole.items()},
         }
         return prompt, left, new
 
-    def _taken(self, data: Mapping[str, Any], uuids: Mapping[str, Any]) -> list[Held]:
+    def _taken(self, data: Mapping[str, Any], uuids: Mapping[str, Any]) -> list[SessionItem]:
         """The items of a message, as they came."""
-        items: list[Held] = []
+        items: list[SessionItem] = []
         for name, sent in data.items():
             taken = self._plan.modalities[name].intake.take(sent, self._plan.hidden_size)
             names = uuids.get(name) or [None] * taken.total
             if len(names) != taken.total:
                 raise InputError(f"uuids.{name}", f"{taken.total} names", str(len(names)))
-            items += map(partial(Held, name), taken.values, names)
+            items += map(partial(SessionItem, name), taken.values, names)
         return items
 
-    def _check(self, length: int, new: list[Held], max_tokens: int, left: History) -> None:
+    def _check(self, length: int, new: list[SessionItem], max_tokens: int, left: History) -> None:
         """Refuse a message that goes beyond the model's context or its limits on items."""
         room = self._engine.max_model_len - len(left.ids)
         if length + max_tokens > room:

@@ -18,8 +18,8 @@ from ..vllm_api.incoming import REQUEST, Incoming, Places
 from . import protocol
 from .engine import Engine
 from .errors import SESSIONS, TooBusy
-from .protocol import Choice, Limits, OutputInfo, PromptTokensDetails, Usage, named, shown
-from .wire import Decoder, describe, embeds_of, encoded
+from .protocol import Choice, Limits, OutputInfo, PromptTokensDetails, Usage, decode_fields, quote
+from .wire import Decoder, describe_modality, encode_value, list_embeds_fields
 
 
 class ServerState:
@@ -30,7 +30,7 @@ class ServerState:
         limits: what one client may ask.
         models: the names under which the model is served.
         origins: of the pages that may open websockets; ``*`` for any.
-        in_messages: the modalities that have a content part of their own in messages.
+        message_modalities: the modalities that have a content part of their own in messages.
         is_stopping: whether the server has the order to stop, and takes no more requests.
         stopping: is set soon afterwards, for those who wait for it.
     """
@@ -40,7 +40,7 @@ class ServerState:
     ) -> None:
         self.engine, self.limits, self.models = engine, limits, models
         self.plan, self.origins = engine.plan, frozenset(origins)
-        self.in_messages = modalities(engine.plan.spec)
+        self.message_modalities = modalities(engine.plan.spec)
         self._places = asyncio.Semaphore(limits.sessions)
         self.is_stopping, self.stopping = False, asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -54,7 +54,7 @@ class ServerState:
             self._loop.call_soon_threadsafe(self.stopping.set)
 
     @cached_property
-    def described(self) -> protocol.Modalities:
+    def description(self) -> protocol.Modalities:
         """The modalities, outputs and limits of the model; made once, on vLLM's thread for items,
         because it processes the largest ones."""
         allowed, plan = self.engine.most_items, self.plan
@@ -64,7 +64,9 @@ class ServerState:
             vocab_size=plan.vocab_size,
             max_model_len=self.engine.max_model_len,
             text=self.engine.has_tokenizer,
-            modalities=[describe(of, allowed.get(name)) for name, of in plan.modalities.items()],
+            modalities=[
+                describe_modality(of, allowed.get(name)) for name, of in plan.modalities.items()
+            ],
             outputs=[
                 OutputInfo(name=of.name, tokens=of.num_tokens, shape=[*of.shape], dtype=of.dtype)
                 for of in plan.outputs.values()
@@ -73,7 +75,7 @@ class ServerState:
         )
 
     @asynccontextmanager
-    async def one_more_session(self) -> AsyncIterator[None]:
+    async def open_session(self) -> AsyncIterator[None]:
         """A context in which one more session is open.
 
         Raises:
@@ -88,17 +90,17 @@ class ServerState:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def check_model(self, asked: str | None) -> str:
+    def resolve_model(self, asked: str | None) -> str:
         """The name of the model that a request asks for.
 
         Raises:
             InputError: another one.
         """
         if asked is not None and asked not in self.models:
-            raise InputError("model", f"one of {', '.join(self.models)}", shown(asked))
+            raise InputError("model", f"one of {', '.join(self.models)}", quote(asked))
         return asked or self.models[0]
 
-    def output(self, asked: protocol.Generating) -> Any:
+    def find_output(self, asked: protocol.Generating) -> Any:
         """The output that a request asks for; None without one.
 
         Raises:
@@ -107,20 +109,20 @@ class ServerState:
         known = self.plan.outputs
         if asked.output is not None and asked.output not in known:
             expected = f"one of {', '.join(known)}" if known else "none, as the spec declares none"
-            raise InputError("output", expected, shown(asked.output))
+            raise InputError("output", expected, quote(asked.output))
         return known.get(asked.output or "")
 
-    def incoming(
+    def make_incoming(
         self, field: str = "", places: Sequence[Places] = (), *, begins_twice: bool = False
     ) -> Incoming:
         """What vLLM's functions are to know of a new request; see `Incoming`."""
 
         def refuse_pixels() -> InputError:
-            return self.limits.too_large(field or "body", "pixels", "pixels in one request")
+            return self.limits.make_error(field or "body", "pixels", "pixels in one request")
 
         return Incoming(self.limits.pixels, refuse_pixels, field, places, begins_twice)
 
-    async def prompt(self, asked: protocol.Prompted, settings: Any = None) -> dict[str, Any]:
+    async def make_prompt(self, asked: protocol.Prompted, settings: Any = None) -> dict[str, Any]:
         """vLLM's prompt of a request or session message; without one, the placeholders of its
         items.
 
@@ -143,14 +145,14 @@ class ServerState:
         if isinstance(written, list):
             self.plan.check_ids(written)
         # each message of a session has a budget of its own
-        token = REQUEST.set(self.incoming())
+        token = REQUEST.set(self.make_incoming())
         try:
             for name, value in data.items():
-                data[name] = await self.engine.loaded(value, f"items.{name}")
+                data[name] = await self.engine.load_media(value, f"items.{name}")
         finally:
             REQUEST.reset(token)
         if written is None:
-            written = await self.engine.beside(self.plan.spell, data)
+            written = await self.engine.run_on_item_thread(self.plan.spell, data)
         prompt = {
             "multi_modal_data": data,
             "multi_modal_uuids": uuids,
@@ -163,12 +165,14 @@ class ServerState:
     def _items(self, asked: protocol.Prompted) -> tuple[dict[str, Any], dict[str, Any]]:
         """The items and the uuids of a message, names first, then counts; media are still to be
         loaded."""
-        sent = named(asked.items, dict.fromkeys(self.plan.modalities, Raw), "items")
-        uuids = named(asked.uuids, dict.fromkeys(sent, list[str | None] | None), "uuids")
+        sent = decode_fields(asked.items, dict.fromkeys(self.plan.modalities, Raw), "items")
+        uuids = decode_fields(asked.uuids, dict.fromkeys(sent, list[str | None] | None), "uuids")
         decoder, data = Decoder(self.limits), {}
         for name, raw in sent.items():
             modality = self.plan.modalities[name]
-            value = decoder.items(raw, f"items.{name}", modality.item, embeds_of(modality))
+            value = decoder.decode_items(
+                raw, f"items.{name}", modality.item, list_embeds_fields(modality)
+            )
             values = next(iter(value.values())) if isinstance(value, dict) else value
             if isinstance(values, list):
                 modality.intake.check_count(len(values), self.engine.most_items.get(name))
@@ -193,7 +197,7 @@ class Answer:
         self.ids = defaultdict[int, list[int]](list)
         self._output = output
 
-    async def choice(self, part: Any) -> Choice:
+    async def make_choice(self, part: Any) -> Choice:
         """What is new in one of the answers of one of vLLM's outputs.
 
         Raises:
@@ -205,7 +209,9 @@ class Answer:
         if self._output is not None and part.finish_reason in ("stop", "length"):
             # in a thread, since that may take its time
             array = await asyncio.to_thread(self._output.decode, self.ids[part.index])
-            produced = protocol.Produced(name=self._output.name, tensor=encoded(array, "output"))
+            produced = protocol.Produced(
+                name=self._output.name, tensor=encode_value(array, "output")
+            )
         logprobs = [{token: of.logprob for token, of in at.items()} for at in part.logprobs or ()]
         return Choice(
             index=part.index,
@@ -217,7 +223,7 @@ class Answer:
             produced=produced,
         )
 
-    def usage(self, last: Any) -> Usage:
+    def make_usage(self, last: Any) -> Usage:
         """Token counts, after the last of vLLM's outputs."""
         prompt, generated = len(last.prompt_token_ids), sum(map(len, self.ids.values()))
         return Usage(

@@ -35,7 +35,7 @@ from ..language.items.pictures import upright_rgb
 from ..language.items.tensor import DTYPES, Text
 from ..language.layout import Target
 from ..plan.intake import Taken
-from .protocol import Limits, ModalityInfo, begins, decoded, named, shown
+from .protocol import Limits, ModalityInfo, decode_fields, decode_json, quote, starts_with
 
 if TYPE_CHECKING:
     from ..plan.modality import BoundModality
@@ -50,23 +50,23 @@ the modality and the JSON of the item in base64 follow."""
 FORMS = 'nested lists of numbers, {"data", "dtype", "shape"}, or one of ' + ", ".join(
     f'{{"{name}"}}' for name in MEDIA
 )
-DEEPEST = 32
+MAX_DEPTH = 32
 
 _UNITS = {"elements": "numbers", "items": "items"}
 """What is counted in one request, by the name of its limit."""
-_PIECE = 2**16
+CHUNK_BYTES = 2**16
 _WRITTEN_OUT = 32
 
 
 # -- weights ---------------------------------------------------------------------------------------
 
 
-def listed(raw: bytes | bytearray | memoryview) -> int:
+def count_values(raw: bytes | bytearray | memoryview) -> int:
     """At least as many values as JSON holds, but one: commas and opening brackets outside of texts.
     A text is one value."""
     count, in_text, rest = 0, 0, b""
-    for at in range(0, len(raw), _PIECE):
-        piece = (rest + raw[at : at + _PIECE]).replace(rb"\\", b"")
+    for at in range(0, len(raw), CHUNK_BYTES):
+        piece = (rest + raw[at : at + CHUNK_BYTES]).replace(rb"\\", b"")
         rest = piece[-1:] if piece.endswith(b"\\") else b""
         parts = piece.removesuffix(b"\\").replace(rb"\"", b"").split(b'"')
         outside = b"".join(parts[in_text::2])
@@ -75,27 +75,27 @@ def listed(raw: bytes | bytearray | memoryview) -> int:
     return count
 
 
-def weigh(raw: bytes | bytearray | memoryview, where: str, limits: Limits) -> None:
+def check_size(raw: bytes | bytearray | memoryview, where: str, limits: Limits) -> None:
     """Refuse the JSON of a body or a message that is beyond a limit.
 
     Raises:
         TooLarge: it is.
     """
     if len(raw) > limits.body_bytes:
-        raise limits.too_large(where, "body_bytes", "bytes")
-    if listed(raw) > limits.listed:
-        raise limits.too_large(where, "listed", "values in JSON")
+        raise limits.make_error(where, "body_bytes", "bytes")
+    if count_values(raw) > limits.listed:
+        raise limits.make_error(where, "listed", "values in JSON")
 
 
-def parsed(kind: Any, raw: bytes | bytearray, where: str, limits: Limits) -> Any:
+def parse_message(kind: Any, raw: bytes | bytearray, where: str, limits: Limits) -> Any:
     """A body or a message of some kind, which is weighed before anything is built of it.
 
     Raises:
         InputError: it is malformed.
         TooLarge: it is beyond a limit.
     """
-    weigh(raw, where, limits)
-    return decoded(kind, raw)
+    check_size(raw, where, limits)
+    return decode_json(kind, raw)
 
 
 class Media(Struct, frozen=True):
@@ -122,7 +122,7 @@ _FORMS |= dict.fromkeys(MEDIA, _Url)
 """The fields of an item that is an object; which of the forms it has is seen afterwards."""
 
 _NUMBERS: Any = int | float | bool
-for _ in range(DEEPEST):
+for _ in range(MAX_DEPTH):
     _NUMBERS = int | float | bool | list[_NUMBERS]
 
 
@@ -147,49 +147,51 @@ class Decoder:
         self._limits = limits
         self._left = {name: getattr(limits, name) for name in _UNITS}
 
-    def items(self, raw: Raw, where: str, kind: Any, embeds: Sequence[str]) -> Any:
+    def decode_items(self, raw: Raw, where: str, kind: Any, embeds: Sequence[str]) -> Any:
         """The value of a modality in ``multi_modal_data``."""
-        if begins(raw, b"["):
-            parts = decoded(list[Raw], raw, where)
+        if starts_with(raw, b"["):
+            parts = decode_json(list[Raw], raw, where)
             self._take("items", len(parts), where)
             return [self._item(part, f"{where}[{i}]", kind) for i, part in enumerate(parts)]
-        if not begins(raw, b"{") and not (isinstance(kind, Text) and begins(raw, b'"')):
+        if not starts_with(raw, b"{") and not (isinstance(kind, Text) and starts_with(raw, b'"')):
             got = bytes(memoryview(raw)[:40]).decode(errors="replace")
             raise InputError(where, "a list of items, or one encoded tensor", got)
-        one = self.one(raw, where, kind, embeds)
+        one = self.decode_item(raw, where, kind, embeds)
         # a tensor may be a batch, whose items the spec counts
         return one if isinstance(one, (torch.Tensor, Media)) or embeds[0] in one else [one]
 
-    def one(self, raw: Raw, where: str, kind: Any, embeds: Sequence[str]) -> Any:
+    def decode_item(self, raw: Raw, where: str, kind: Any, embeds: Sequence[str]) -> Any:
         """One item by itself, or the fields of one precomputed embedding."""
-        if begins(raw, b"{") and embeds[0] in decoded(dict[str, Raw], raw, where):
-            sent = named(raw, dict.fromkeys(embeds, Raw), where)
-            return {name: self.items(sent[name], f"{where}.{name}", _Rows, [""]) for name in sent}
+        if starts_with(raw, b"{") and embeds[0] in decode_json(dict[str, Raw], raw, where):
+            sent = decode_fields(raw, dict.fromkeys(embeds, Raw), where)
+            return {
+                name: self.decode_items(sent[name], f"{where}.{name}", _Rows, [""]) for name in sent
+            }
         self._take("items", 1, where)
         return self._item(raw, where, kind)
 
     def _item(self, raw: Raw, where: str, kind: Any) -> Any:
-        if begins(raw, b"n"):  # an item that its uuid names
-            return decoded(None, raw, where)
+        if starts_with(raw, b"n"):  # an item that its uuid names
+            return decode_json(None, raw, where)
         if isinstance(kind, Text):
-            return decoded(str, raw, where)
-        if begins(raw, b'"') and getattr(kind, "media", None):
+            return decode_json(str, raw, where)
+        if starts_with(raw, b'"') and getattr(kind, "media", None):
             part = f"{kind.media}_url"
             expected = f'an object {{"{part}": {{"url": "data:..."}}}}'
             raise InputError(where, expected, "a text")
         if kind.parts:
-            sent = named(raw, dict.fromkeys(kind.parts, Raw), where, nullable=False)
+            sent = decode_fields(raw, dict.fromkeys(kind.parts, Raw), where, nullable=False)
             record = {}
             for name, part in sent.items():
                 record[name] = self._item(part, f"{where}.{name}", kind.parts[name])
             return record
-        if begins(raw, b"{"):
+        if starts_with(raw, b"{"):
             return self._object(raw, where, kind)
         self._take("elements", bytes(raw).count(b",") + 1, where)
-        return decoded(_NUMBERS, raw, where)
+        return decode_json(_NUMBERS, raw, where)
 
     def _object(self, raw: Raw, where: str, kind: Any) -> Any:
-        sent = named(raw, _FORMS, where)
+        sent = decode_fields(raw, _FORMS, where)
         match sorted(sent):
             case ["data", "dtype", "shape"]:
                 return self._raw(where, **sent)
@@ -203,9 +205,9 @@ class Decoder:
     def _raw(self, where: str, data: bytearray, dtype: str, shape: list[int]) -> torch.Tensor:
         kind = DTYPES.get(dtype)
         if kind is None:
-            raise InputError(f"{where}.dtype", f"one of {', '.join(DTYPES)}", shown(dtype))
-        if len(shape) > DEEPEST or any(size < 0 for size in shape):
-            raise InputError(f"{where}.shape", "a list of sizes", shown(str(shape))[1:-1])
+            raise InputError(f"{where}.dtype", f"one of {', '.join(DTYPES)}", quote(dtype))
+        if len(shape) > MAX_DEPTH or any(size < 0 for size in shape):
+            raise InputError(f"{where}.shape", "a list of sizes", quote(str(shape))[1:-1])
         # a size of 0 does not make the others small
         self._take("elements", math.prod(max(size, 1) for size in shape), where)
         size = math.prod(shape) * kind.itemsize
@@ -222,15 +224,15 @@ class Decoder:
     def _take(self, name: str, count: int, where: str) -> None:
         self._left[name] -= count
         if self._left[name] < 0:
-            raise self._limits.too_large(where, name, f"{_UNITS[name]} in one request")
+            raise self._limits.make_error(where, name, f"{_UNITS[name]} in one request")
 
 
-def embeds_of(modality: BoundModality) -> list[str]:
+def list_embeds_fields(modality: BoundModality) -> list[str]:
     """The fields of precomputed embeddings, that of the rows first."""
     return [modality.intake.embeds_field, *modality.intake.companions]
 
 
-def describe(modality: BoundModality, limit: int | None) -> ModalityInfo:
+def describe_modality(modality: BoundModality, limit: int | None) -> ModalityInfo:
     """A modality, for clients that have not read its spec."""
     kind, known = modality.item, not modality.needs_hf
     written: set[Target] = set()
@@ -257,7 +259,7 @@ def _example(kind: ItemType) -> Any:
     example = next(reversed(kind.small()), None)
     if isinstance(example, torch.Tensor) and example.numel() <= _WRITTEN_OUT:
         return example.tolist()
-    return encoded(example, "item")
+    return encode_value(example, "item")
 
 
 # -- the client's side -----------------------------------------------------------------------------
@@ -270,7 +272,7 @@ def encode(data: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: a value without a form on the wire.
     """
-    return {name: encoded(value, f"items.{name}") for name, value in data.items()}
+    return {name: encode_value(value, f"items.{name}") for name, value in data.items()}
 
 
 def content_part(modality: str, item: Any, *, as_url: bool = False) -> dict[str, Any]:
@@ -286,7 +288,7 @@ def content_part(modality: str, item: Any, *, as_url: bool = False) -> dict[str,
     Raises:
         InputError: as for `encode`.
     """
-    value = encoded(item, f"items.{modality}[0]")
+    value = encode_value(item, f"items.{modality}[0]")
     part = {"type": modality, modality: value}
     if as_url:
         text = base64.b64encode(msgspec.json.encode(value)).decode()
@@ -295,7 +297,7 @@ def content_part(modality: str, item: Any, *, as_url: bool = False) -> dict[str,
     return part
 
 
-def encoded(value: Any, where: str) -> Any:
+def encode_value(value: Any, where: str) -> Any:
     """One value as JSON, see `encode`.
 
     Args:
@@ -313,9 +315,9 @@ def encoded(value: Any, where: str) -> Any:
         url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
         return {"image_url": {"url": url}}
     if isinstance(value, (list, tuple)):
-        return [encoded(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [encode_value(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, dict):
-        return {key: encoded(part, f"{where}.{key}") for key, part in value.items()}
+        return {key: encode_value(part, f"{where}.{key}") for key, part in value.items()}
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise InputError(where, "texts, lists, arrays, tensors or images", f"a {type(value).__name__}")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from websockets.sync.client import ClientConnection, connect
 
 from mmkit.language.items.tensor import DTYPES
-from mmkit.serve.protocol import ErrorInfo, GenerateRequest, NextMessage, StartMessage, schema
+from mmkit.serve.protocol import ErrorInfo, GenerateRequest, NextMessage, StartMessage, build_schema
 from mmkit.serve.wire import encode
 from tests.engine.terra import rollouts
 
@@ -138,8 +138,8 @@ def cases(url: str) -> dict[str, st.SearchStrategy[Any]]:
 
     told["paths"] = {path: told["paths"][path] for path in STOCK}
     for name, message in MESSAGES.items():
-        fitting = operation(schema(message), OF_THE_MODEL | ANSWERED, "prompt", "sampling_params")
-        told["paths"] |= {f"/{name}": operation(schema(message), OF_THE_MODEL), f"/{name}, fitting": fitting}
+        fitting = operation(build_schema(message), OF_THE_MODEL | ANSWERED, "prompt", "sampling_params")
+        told["paths"] |= {f"/{name}": operation(build_schema(message), OF_THE_MODEL), f"/{name}, fitting": fitting}
     drawn = schemathesis.openapi.from_dict(told)
 
     def either(fitting: str, other: str) -> st.SearchStrategy[Any]:

@@ -13,7 +13,7 @@ import torch
 from examples.llava_like.cases import draw_picture
 from examples.llava_like.checkpoint import make_checkpoint
 from examples.server import Server
-from mmkit.serve.wire import encoded
+from mmkit.serve.wire import encode_value
 from tests.engine.llava_like.test_server import as_file
 
 pytestmark = pytest.mark.timeout(900)
@@ -27,7 +27,7 @@ TOOL = {
     "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}},
 }
 WHAT = {"type": "text", "text": "what is it?"}
-PHOTO = {"type": "image_url", **encoded(draw_picture(0), "picture")}
+PHOTO = {"type": "image_url", **encode_value(draw_picture(0), "picture")}
 ROWS = {"type": "image_embeds", "image_embeds": as_file(torch.linspace(-1, 1, 16 * 64).view(16, 64))}
 
 

@@ -30,13 +30,13 @@ from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
 from mmkit import InputError, MmkitError, SpecError, testing
 from mmkit.serve import errors, routes, wire
-from mmkit.serve.answers import Answers
-from mmkit.serve.engine import Engine, Lost
-from mmkit.serve.messages import ANTHROPIC, FORMS, RESPONSES, Messages
-from mmkit.serve.middleware import ITEM_FIELDS, Middleware
+from mmkit.serve.answers import AnswerMiddleware
+from mmkit.serve.engine import Engine, LostItem
+from mmkit.serve.messages import ANTHROPIC, RESPONSES, ROUTE_FORMS, Messages
+from mmkit.serve.middleware import ITEM_FIELDS, BodyMiddleware
 from mmkit.serve.protocol import Limits
 from mmkit.serve.state import ServerState
-from mmkit.serve.wire import listed
+from mmkit.serve.wire import count_values
 from tests.unit.common import refused
 
 pytestmark = pytest.mark.timeout(120)
@@ -93,11 +93,11 @@ def serving(limits=Limits(body_bytes=200, sessions=1), *, spec=True):  # noqa: B
         yield
 
     app = FastAPI(lifespan=lifespan)
-    app.add_middleware(Middleware)
-    app.add_middleware(Answers)
-    app.add_exception_handler(InputError, errors.handle)
+    app.add_middleware(BodyMiddleware)
+    app.add_middleware(AnswerMiddleware)
+    app.add_exception_handler(InputError, errors.handle_input_error)
     app.include_router(routes.router)
-    for path in ("/v1/other", "/v1/audio/transcriptions", "/health", "/metrics", *FORMS):
+    for path in ("/v1/other", "/v1/audio/transcriptions", "/health", "/metrics", *ROUTE_FORMS):
         app.api_route(path, methods=["GET", "POST"])(other)
     app.post("/v1/failing")(failing)
     with TestClient(app) as client:
@@ -122,8 +122,8 @@ def test_values_in_json_are_counted_outside_of_texts(value, step, ascii):
         return 1 + sum(map(values, part)) if isinstance(part, list) else 1
 
     raw = json.dumps({"a": value}, ensure_ascii=ascii).encode()
-    with mock.patch.object(wire, "_PIECE", step):
-        assert values(value) <= listed(raw) + 1 <= 2 * values(value) + 2
+    with mock.patch.object(wire, "CHUNK_BYTES", step):
+        assert values(value) <= count_values(raw) + 1 <= 2 * values(value) + 2
 
 
 STOPPING = RuntimeError("cannot schedule new futures after shutdown")
@@ -138,16 +138,16 @@ FAILED = "to serve the request, got an error of its own. Its log says which."
         (OSError("disk"), 500, FAILED),
         (EngineDeadError(), 503, "a living engine, got one that is dead or stopped. Send it to another server."),
         (STOPPING, 503, "to serve the request, got the order to stop. Send it to another one."),
-        (Lost(), 503, "an item in its cache, got none, several times. Send it again."),
+        (LostItem(), 503, "an item in its cache, got none, several times. Send it again."),
     ],
 )
 def test_errors_of_the_server(error, code, message):
-    info = errors.info(error, None, "generate")
+    info = errors.make_info(error, None, "generate")
     assert (info.code, info.message) == (code, f"server: expected {message}")
 
 
 def test_an_error_is_short_whatever_was_sent():
-    info = errors.info(InputError("x" * 10**6, "y" * 10**6, "z"), None, "generate")
+    info = errors.make_info(InputError("x" * 10**6, "y" * 10**6, "z"), None, "generate")
     assert len(msgspec.json.encode(info)) < 2048
 
 
@@ -155,7 +155,7 @@ def test_a_mistake_that_vllm_finds_is_the_callers():
     with pytest.raises(Exception, match="at least 1") as caught:
         SamplingParams(n=0)
     without_kind = ValueError("x").with_traceback(caught.value.__traceback__)
-    assert [errors.info(error, None, "generate").code for error in (caught.value, without_kind)] == [400, 400]
+    assert [errors.make_info(error, None, "generate").code for error in (caught.value, without_kind)] == [400, 400]
 
 
 FEW, MANY, COMMAS = ["1"] * 20_000, [1] * 20_000, r"[,\"\\" * 400_000
@@ -286,7 +286,7 @@ KINDS = ("text", "item", "url", "picture", "null")
 @st.composite
 def conversations(draw):
     """A route, the kinds of the parts of a few messages, and the number of a part that is malformed, if any."""
-    path = draw(st.sampled_from(sorted(FORMS)))
+    path = draw(st.sampled_from(sorted(ROUTE_FORMS)))
     messages = draw(st.lists(st.lists(st.sampled_from(KINDS), max_size=4), min_size=1, max_size=3))
     items = sum(kind in ("item", "url") for message in messages for kind in message)
     return path, messages, draw(st.none() | st.integers(0, items - 1)) if items else None
@@ -302,14 +302,14 @@ def part_of(path, kind, action):
     url = "data:image/png;base64,AAAA"
     if kind == "url":
         url = f"{wire.ITEM_URL}actions;base64,{base64.b64encode(json.dumps(action).encode()).decode()}"
-    return FORMS[path].picture(url)
+    return ROUTE_FORMS[path].picture(url)
 
 
 @given(conversations(), st.booleans())
 def test_items_are_taken_out_of_messages_at_every_route(drawn, batch):
     """And errors name the part that they are about."""
     path, kinds, malformed = drawn
-    form, messages, places, bad, number = FORMS[path], [], [], None, 0
+    form, messages, places, bad, number = ROUTE_FORMS[path], [], [], None, 0
     batch = batch and path == "/v1/chat/completions/batch"
     root = f"{form.field}[0]" if batch else form.field
     for index, of_message in enumerate(kinds):
@@ -380,10 +380,12 @@ ODD_PARTS = st.dictionaries(
 )
 
 
-@given(st.sampled_from(sorted(FORMS)), st.lists(ODD_PARTS | ODD | st.lists(ODD_PARTS | ODD, max_size=3), max_size=3))
+@given(
+    st.sampled_from(sorted(ROUTE_FORMS)), st.lists(ODD_PARTS | ODD | st.lists(ODD_PARTS | ODD, max_size=3), max_size=3)
+)
 def test_messages_that_are_none_are_left_to_vllm_or_refused(path, messages):
     """In one sentence, by mmkit or by vLLM, which gets them as they came."""
-    form = FORMS[path]
+    form = ROUTE_FORMS[path]
     body = {form.field: messages}
     before = json.dumps(body)
     reader = Messages(shared_state(), form)
@@ -410,7 +412,7 @@ def test_a_picture_of_anthropic_is_vllms_own_part():
     """Also of a model that has a modality of this name."""
     state = shared_state()
     source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
-    with mock.patch.object(state, "in_messages", ["image"]):
+    with mock.patch.object(state, "message_modalities", ["image"]):
         body = {"messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
         reader = Messages(state, ANTHROPIC)
         reader.take_items(body)

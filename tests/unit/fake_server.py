@@ -86,7 +86,7 @@ class Fake:
         raw = await request.body()
         self.seen.append(json.loads(raw))
         try:
-            asked = protocol.decoded(protocol.GenerateRequest, raw)
+            asked = protocol.decode_json(protocol.GenerateRequest, raw)
         except InputError as error:
             return JSONResponse({"error": refusal(error)}, 400)
         if isinstance(asked.prompt, str) and asked.prompt in ANSWERS:
@@ -132,7 +132,7 @@ class Fake:
         async for raw in ws.iter_text():
             self.seen.append(json.loads(raw))
             try:
-                asked: Any = protocol.decoded(protocol.ClientMessage, raw)
+                asked: Any = protocol.decode_json(protocol.ClientMessage, raw)
             except InputError as error:
                 await say("error", error=refusal(error), fatal=False)
                 continue

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmkit import InputError
-from mmkit.serve.history import Held, History, by_name, placed
+from mmkit.serve.history import History, SessionItem, group_by_modality, locate_items
 
 turns = st.tuples(
     st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(1, 3)), max_size=3), st.integers(1, 4)
@@ -33,23 +33,23 @@ def test_what_is_left_is_what_was_there(drawn, keep, room) -> None:
         new = list(zip(range(count, count + len(new) + generated), [*new, *[None] * generated], strict=True))
         count += len(new)
         try:
-            left = history.fitting(len(items), check)
+            left = history.drop_until_fits(len(items), check)
         except InputError:
             return
-        slid, dropped = history.slid(left), len(history.ids) - len(left.ids)
+        slid, dropped = history.count_dropped(left), len(history.ids) - len(left.ids)
         if slid is not None:
             gone = Counter(name for name, _ in {owner for _, owner in known[:dropped]} - {None})
             assert (slid.tokens, slid.items) == (dropped, gone)
             assert known[dropped - 1][1] != known[dropped][1], "an item is whole or gone"
             assert not left.items or len(left.items) + len(items) <= keep
         known = known[dropped:] + new
-        whole = [*left.items, *(Held(name, value) for name, of in values.items() for value in of)]
+        whole = [*left.items, *(SessionItem(name, value) for name, of in values.items() for value in of)]
         owners = [owner for _, owner in known]
         places = {
             name: [SimpleNamespace(offset=owners.index(i.value), length=owners.count(i.value)) for i in of]
-            for name, of in by_name(whole).items()
+            for name, of in group_by_modality(whole).items()
         }
         ids = [number for number, _ in known]
         assert [*left.ids, *(number for number, _ in new)] == ids
-        history = left._replace(ids=ids, items=placed(whole, {"mm_placeholders": places}))
+        history = left._replace(ids=ids, items=locate_items(whole, {"mm_placeholders": places}))
         assert [item.value for item in history.items] == list(dict.fromkeys(filter(None, owners)))

@@ -21,16 +21,16 @@ from mmkit.errors import MmkitError
 from mmkit.language.items import ItemType
 from mmkit.language.items.tensor import DTYPES
 from mmkit.serve import protocol
-from mmkit.serve.__main__ import check
+from mmkit.serve.__main__ import check_environment
 from mmkit.serve.protocol import Limits, TooLarge
-from mmkit.serve.wire import Decoder, Media, describe, encode
+from mmkit.serve.wire import Decoder, Media, describe_modality, encode
 from tests.unit.common import bound, refused
 
 
 def decoded(value, elements=10**6, items=100, kind=ItemType, beside=()):
     """What a server makes of the items of modality ``m``."""
     decoder = Decoder(Limits(elements=elements, items=items))
-    return decoder.items(msgspec.Raw(json.dumps(value).encode()), "items.m", kind, ["m_embeds", *beside])
+    return decoder.decode_items(msgspec.Raw(json.dumps(value).encode()), "items.m", kind, ["m_embeds", *beside])
 
 
 def text(raw):
@@ -80,7 +80,7 @@ def test_images_embeddings_and_bytes_come_back():
 def test_what_derived_fields_tell_is_described_without_a_processor():
     sizes = {"pixels": batched(), "n": derived(item.width)}
     plan = bound(item=Image(largest=(3, 2)), fields=sizes, process=hf(), layout=embed(5) * fields.n, update=replace(9))
-    told = describe(plan, 4)
+    told = describe_modality(plan, 4)
     assert (told.largest_tokens, told.placeholder) == (3, [9])
 
 
@@ -185,8 +185,8 @@ REFUSED = [
     *[(InputError, text, partial(decoded, value)) for value, text in ITEMS],
     *[(InputError, text, partial(decoded, value, kind=kind)) for kind, value, text in OF_A_KIND],
     *[(TooLarge, text, partial(decoded, value, elements=4, items=3)) for value, text in TOO_LARGE],
-    *[(InputError, text, partial(protocol.decoded, protocol.GenerateRequest, body)) for body, text in BODIES],
-    *[(InputError, text, partial(protocol.decoded, protocol.ClientMessage, body)) for body, text in MESSAGES],
+    *[(InputError, text, partial(protocol.decode_json, protocol.GenerateRequest, body)) for body, text in BODIES],
+    *[(InputError, text, partial(protocol.decode_json, protocol.ClientMessage, body)) for body, text in MESSAGES],
 ]
 
 
@@ -202,7 +202,7 @@ def test_records_and_texts_come_back():
     plan = bound(
         item=CELL, layout=embed(5) * item.ids.length, process=lambda items, scope: {"x": [one["ids"] for one in items]}
     )
-    kind, told = plan.item, describe(plan, 4)
+    kind, told = plan.item, describe_modality(plan, 4)
     for sent in (ONE_CELL, [ONE_CELL], [dict(reversed(ONE_CELL.items()))], {**ONE_CELL, "ids": [1, 2]}, told.example):
         back = decoded(encode({"m": sent})["m"], kind=kind)
         (record,) = plan.intake.parse(back)
@@ -229,13 +229,19 @@ def test_what_the_client_cannot_send(value):
 
 def test_limits_from_the_environment():
     """A server that could not do is refused before it loads. A client takes those of a newer server."""
-    assert Limits.of({}) == Limits() == msgspec.convert({**msgspec.to_builtins(Limits()), "newer": 1}, Limits)
-    assert Limits.of({"MMKIT_SERVE_ITEMS": "7", "MMKIT_SERVE_IDLE_SECONDS": "1.5"}) == Limits(items=7, idle_seconds=1.5)
-    check({"VLLM_USE_RUST_FRONTEND": "0"})
+    assert (
+        Limits.from_environment({})
+        == Limits()
+        == msgspec.convert({**msgspec.to_builtins(Limits()), "newer": 1}, Limits)
+    )
+    assert Limits.from_environment({"MMKIT_SERVE_ITEMS": "7", "MMKIT_SERVE_IDLE_SECONDS": "1.5"}) == Limits(
+        items=7, idle_seconds=1.5
+    )
+    check_environment({"VLLM_USE_RUST_FRONTEND": "0"})
     sentence = "VLLM_USE_RUST_FRONTEND: expected 0, got '1'. vLLM's front end in Rust runs no spec and …: unset it."
-    refused(MmkitError, sentence, check, {"VLLM_USE_RUST_FRONTEND": "1"})
+    refused(MmkitError, sentence, check_environment, {"VLLM_USE_RUST_FRONTEND": "1"})
     sentence = "MMKIT_SERVE_IDLE_SECONDS: expected float, got 'soon'."
-    refused(MmkitError, sentence, check, {"MMKIT_SERVE_IDLE_SECONDS": "soon"})
+    refused(MmkitError, sentence, check_environment, {"MMKIT_SERVE_IDLE_SECONDS": "soon"})
     for value in ("x", "0", "-1", "1e400"):
         with pytest.raises(MmkitError, match=r"^MMKIT_SERVE_ITEMS: expected (int|int >= 1|a valid value), got "):
-            check({"MMKIT_SERVE_ITEMS": value})
+            check_environment({"MMKIT_SERVE_ITEMS": value})
