@@ -9,24 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import TracebackType
 
 DISTRIBUTION = "vllm-mmkit"
 """What pip calls mmkit."""
 
 
 class MmkitError(ValueError):
-    """Base of every error that mmkit raises on purpose. Its arguments are the parts of a
-    `sentence`, or one text that is the whole message.
+    """Base of every error that mmkit raises on purpose. Its arguments are the parts of a message,
+    see `write_message`, or one text that is the whole message.
 
     Attributes:
-        where: the path of what is wrong, for example ``robot.actions[3]``; empty for an error made
-            of one text.
+        where: the path of what is wrong, for example ``robot.actions[3]``; empty for an error that
+            names no place yet, see `prepend`.
     """
 
     def __init__(self, where: str, expected: str = "", got: str = "", remedy: str = "") -> None:
-        super().__init__(sentence(where, expected, got, remedy) if expected else where)
-        self.where = where if expected else ""
+        if expected:
+            message = write_message(where, expected, got, remedy)
+            self.where = where
+        else:
+            message = where
+            self.where = ""
+        super().__init__(message)
+
+    def prepend(self, where: str) -> None:
+        """Put the name of the place that encloses the error in front of its message and path."""
+        self.args = (f"{where}: {self}",)
+        if self.where:
+            self.where = f"{where}: {self.where}"
+        else:
+            self.where = where
 
 
 class SpecError(MmkitError):
@@ -45,13 +58,6 @@ class InputError(MmkitError):
     HTTP status 400 in vLLM's server."""
 
 
-def relocated(error: InputError, where: str) -> InputError:
-    """Return an `InputError` that says the same of another path."""
-    moved = InputError(where + str(error).removeprefix(error.where))
-    moved.where = where
-    return moved
-
-
 class OptionsError(InputError):
     """Options of a request (`mm_processor_kwargs`) with which the spec cannot serve it, whatever
     its items: a caller's mistake, since without them the spec is sound."""
@@ -61,56 +67,128 @@ class VllmApiError(MmkitError):
     """The installed vLLM has none of the interfaces that mmkit knows."""
 
 
-def sentence(where: str, expected: str, got: str, remedy: str = "") -> str:
-    """A message in mmkit's one style: where, expected, got, and a remedy. What is raised in a
-    context that knows where has no `where` of its own; see `At`."""
-    parts = f"{where}:" if where else "", f"expected {expected}, got {got}.", remedy
-    return " ".join(filter(None, parts))
+def write_message(where: str, expected: str, got: str, remedy: str = "") -> str:
+    """Write a message in mmkit's one style: where, expected, got, and a remedy.
+
+    `where` is empty where the error is raised inside `locate_errors`, which names the place.
+    """
+    message = f"expected {expected}, got {got}."
+    if where:
+        message = f"{where}: {message}"
+    if remedy:
+        message = f"{message} {remedy}"
+    return message
 
 
-class Refusals(list[SpecError]):
+class ErrorCollector(list[SpecError]):
     """Collects why a spec cannot be bound: every reason, not only the first."""
 
     @contextmanager
-    def collected(self) -> Iterator[None]:
-        """A context after whose errors the next part is looked at."""
+    def collect(self) -> Iterator[None]:
+        """Collect the SpecError that ends the body of the context, and go on after it."""
         try:
             yield
         except SpecError as error:
-            self += [error, *error.others]
+            self.append(error)
+            self.extend(error.others)
 
-    def refuse(self) -> None:
-        """Raise the first error, with the others as its `others`; nothing where there is none."""
-        if self:
-            first, *others = self
-            first.others = tuple(others)
-            raise first
+    def raise_first(self) -> None:
+        """Raise the first error, with the other ones as its `others`, if there is any."""
+        if not self:
+            return
+        first = self[0]
+        first.others = tuple(self[1:])
+        raise first
+
+
+class locate_errors:
+    """Name the part of a spec that a SpecError is about: ``with locate_errors("robot.actions,
+    layout"):``. Any error that is not mmkit's, from a function of the spec, becomes a SpecError.
+
+    The exception stays the same object and gets the name in front, so that its traceback is
+    printed once, however many contexts it passes.
+
+    Args:
+        where: the part.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, SpecError):
+            error.prepend(self.where)
+        elif isinstance(error, Exception) and not isinstance(error, MmkitError):
+            raise SpecError(self.where, "a value", describe_error(error)) from error
+
+
+class convert_errors:
+    """Convert every error of a function that is not mmkit's own, for example one of the spec, into
+    an error of mmkit. MmkitErrors pass through.
+
+    Args:
+        where: what the function belongs to.
+        expected: what the function should have done.
+        to: the class of the error that is raised.
+    """
+
+    def __init__(self, where: str, expected: str, to: type[MmkitError] = SpecError) -> None:
+        self.where = where
+        self.expected = expected
+        self.to = to
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, MmkitError):
+            raise self.to(self.where, self.expected, describe_error(error)) from error
+
+
+def describe_error(error: Exception) -> str:
+    """Return the class and the message of an error, for the `got` of a message."""
+    return f"{type(error).__name__}: {error}".rstrip(": .")
 
 
 @contextmanager
-def of_spec(item: str = "the largest item", remedy: str = "") -> Iterator[None]:
-    """A context in which the refusal of an item is a mistake of the spec, for which mmkit made it.
+def report_as_spec_error(item: str = "the largest item", remedy: str = "") -> Iterator[None]:
+    """Report an InputError about an item that mmkit made from the spec as a SpecError.
 
     Args:
-        item: names it.
+        item: names the item.
         remedy: what to state in the spec, where that is known.
     """
     try:
         yield
     except InputError as error:
-        reason = f"{item} that mmkit made is refused: {error}"
-        raise SpecError(" ".join(filter(None, (reason, remedy)))) from error
+        message = f"{item} that mmkit made is refused: {error}"
+        if remedy:
+            message = f"{message} {remedy}"
+        raise SpecError(message) from error
 
 
 @contextmanager
-def of_options(where: str) -> Iterator[None]:
-    """A context in which whatever fails is a mistake of the options of a request.
+def report_as_options_error(where: str) -> Iterator[None]:
+    """Report every error as a mistake of the options of a request. An InputError stays as it is.
 
     Args:
         where: names the options, for example ``robot, mm_processor_kwargs``.
 
     Raises:
-        OptionsError: in place of what fails; an InputError stays as it is.
+        OptionsError: in place of the error.
     """
     try:
         yield
@@ -119,28 +197,11 @@ def of_options(where: str) -> Iterator[None]:
     except MmkitError as error:
         raise OptionsError(f"{where}: {error}") from error
     except Exception as error:
-        got = f"{type(error).__name__}: {error}".rstrip(": .")
-        raise OptionsError(where, "options that the model takes", got) from error
+        raise OptionsError(where, "options that the model takes", describe_error(error)) from error
 
 
-class At:
-    """A context in which errors name a part of a spec: ``with At("robot.actions, layout"):``.
-
-    Args:
-        where: the part.
-        expected: of a function of the spec, whose own errors of mmkit stay as they are.
-        kind: what becomes of every other exception of a function.
-    """
-
-    def __init__(self, where: str, expected: str = "", kind: type[MmkitError] = SpecError) -> None:
-        self.where, self.expected, self.kind = where, expected, kind
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, SpecError) and not self.expected:
-            raise SpecError(f"{self.where}: {error}") from error
-        if isinstance(error, Exception) and not isinstance(error, MmkitError):
-            got = f"{type(error).__name__}: {error}".rstrip(": .")
-            raise self.kind(self.where, self.expected or "a value", got) from error
+def relocate(error: InputError, where: str) -> InputError:
+    """Return a copy of an error about another path."""
+    copy = InputError(where + str(error).removeprefix(error.where))
+    copy.where = where
+    return copy

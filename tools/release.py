@@ -14,7 +14,7 @@ from shutil import rmtree, unpack_archive
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
-from mmkit.errors import DISTRIBUTION, sentence
+from mmkit.errors import DISTRIBUTION, write_message
 from tools.shared import ROOT, run
 
 NAME = DISTRIBUTION.replace("-", "_")
@@ -124,7 +124,7 @@ def hatch(tree: Path, target: str, out: Path) -> Path:
 
 
 def refuse(where: str, expected: str, got: str, remedy: str = "") -> None:
-    raise SystemExit(sentence(where, expected, got, remedy))
+    raise SystemExit(write_message(where, expected, got, remedy))
 
 
 if __name__ == "__main__":

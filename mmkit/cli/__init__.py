@@ -9,9 +9,9 @@ def main() -> None:
     try:
         from .commands import app
     except ModuleNotFoundError as error:
-        from ..errors import DISTRIBUTION, sentence
+        from ..errors import DISTRIBUTION, write_message
 
         remedy = f'Run pip install "{DISTRIBUTION}[cli]".'
-        text = sentence("mmkit", "Typer and Rich beside it", str(error), remedy)
+        text = write_message("mmkit", "Typer and Rich beside it", str(error), remedy)
         raise SystemExit(text) from None
     app()

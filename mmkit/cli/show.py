@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from ..errors import At, InputError, MmkitError
+from ..errors import InputError, MmkitError, convert_errors
 from ..language.expr import STATIC, evaluate
 from ..language.items import shape_text
 from ..language.layout import Fixed
@@ -90,7 +90,7 @@ def _bound(info: Any, prompt: str | None, forms: Iterable[str]) -> Iterator[Rend
     if not data and prompt is None:
         data = {name: [own.largest_item()] for name, own in plan.modalities.items()}
     ids = plan.shortest_prompt(plan.take(data)) if prompt is None else _encoded(plan, prompt)
-    with At(f"{plan.spec.name}.request", "items that the processor takes", InputError):
+    with convert_errors(f"{plan.spec.name}.request", "items that the processor takes", InputError):
         preview = plan.preview(ids, data)
     read = [f"{name} = {brief(repr(value), 80)}" for name, value in _read(plan)]
     model = next(iter(info.get_hf_config().architectures or ()), "")

@@ -34,7 +34,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from ..errors import At, SpecError
+from ..errors import SpecError, convert_errors
 from .expr import Expr, Scope, Value, evaluate, expression, expressions, plain, several
 from .items import Size, dtype_name, fits, shape_text
 from .layout import whole
@@ -81,7 +81,7 @@ class Field(Part):
         if self.dtype is None:
             return value
         dtype: torch.dtype = getattr(torch, self.dtype)
-        with At("value", f"numbers for a {self.dtype} tensor"):
+        with convert_errors("value", f"numbers for a {self.dtype} tensor"):
             tensor = torch.as_tensor(value, dtype=dtype)
             if type(value) is int or dtype.is_floating_point or dtype.is_complex:
                 return tensor

@@ -12,7 +12,14 @@ from typing import Any
 
 import torch
 
-from ..errors import At, InputError, MmkitError, Refusals, SpecError, of_spec
+from ..errors import (
+    ErrorCollector,
+    InputError,
+    MmkitError,
+    SpecError,
+    locate_errors,
+    report_as_spec_error,
+)
 from ..language.expr import Fields, Scope, evaluate, truth
 from ..language.field import HF, Batched, Field, Identity, Shared
 from ..language.items import ItemType, options_of, unscoped
@@ -175,10 +182,10 @@ class BoundModality:
         self.static: Scope = replace(
             scope, kwargs=unscoped(spec.item, scope.kwargs), proc=processor
         )
-        refusals = Refusals()
+        refusals = ErrorCollector()
 
         def bound(part: str, declared: Any) -> Any:
-            with refusals.collected(), self.at(part):
+            with refusals.collect(), self.at(part):
                 return fold(declared, self.static)
 
         item: ItemType = bound("item", spec.item)
@@ -194,10 +201,10 @@ class BoundModality:
         of_embeds: Layout = layout if own else bound("embeds", spec.embeds_layout)
         companions: dict[str, Tensor] = bound("embeds", spec.companions())
         self.grid: Sequence[Any] = bound("positions", spec.positions or ())
-        with refusals.collected(), self.at("limit"):
+        with refusals.collect(), self.at("limit"):
             limit = evaluate(spec.limit, self.static)
             self.limit = None if limit is None else whole(limit, spec.limit, "the most items")
-        refusals.refuse()
+        refusals.raise_first()
         self.item: ItemType = item if hf else item.for_function()
         self.embed_ids: set[int] = set()
         self.literal_ids: set[int] = set()
@@ -237,9 +244,9 @@ class BoundModality:
         self._hides = spec.cacheable is True and has_functions
         self.adapted: dict[Any, Any] = {}
 
-    def at(self, part: str) -> At:
+    def at(self, part: str) -> locate_errors:
         """A context in which errors name a part of the modality."""
-        return At(f"{self.where}, {part}")
+        return locate_errors(f"{self.where}, {part}")
 
     @property
     def guarded(self) -> frozenset[int] | None:
@@ -372,7 +379,7 @@ class BoundModality:
         Raises:
             SpecError: the item is refused, or the outputs contradict the declared fields.
         """
-        with of_spec(remedy=self.item.remedy):
+        with report_as_spec_error(remedy=self.item.remedy):
             return self.processing.run(Taken.whole([value]))[0]
 
     def forms_of(self, fields: Mapping[str, Any]) -> dict[str, Form]:
@@ -556,7 +563,7 @@ class BoundModality:
         Raises:
             SpecError: names the field.
         """
-        with of_spec():
+        with report_as_spec_error():
             for value in self.item.candidates()[:1]:
                 self.check_forms([self.process(value)])
         for name, form in self.learned.forms.items():
@@ -590,7 +597,7 @@ class BoundModality:
         Raises:
             SpecError: the spec refuses the item, or its layout has no encoder row.
         """
-        with of_spec(remedy=self.item.remedy):
+        with report_as_spec_error(remedy=self.item.remedy):
             (fields,) = self.read(Taken.whole([value]))
         return self.placeholder_in(self.scope(value, index, fields))
 

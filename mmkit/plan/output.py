@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import At, InputError, SpecError
+from ..errors import InputError, SpecError, convert_errors, locate_errors
 from ..language.expr import Scope
 from ..language.items.base import form
 from ..language.items.tensor import DTYPES
@@ -44,7 +44,7 @@ class BoundOutput:
         """
         self.spec, self.name, self._scope = spec, spec.name, scope
         self.where = f"{model}.outputs.{spec.name}"
-        with (at := At(f"{self.where}, layout")):
+        with (at := locate_errors(f"{self.where}, layout")):
             positions = spec.layout.allowed(scope)
         self._chosen = np.array([isinstance(ids, range) for ids in positions])
         if not self._chosen.any():
@@ -85,7 +85,7 @@ class BoundOutput:
             remedy = "Check where the output begins, and that sampling was confined to it."
             raise InputError(f"{self.where}[{wrong[0]}]", *wrong[1:], remedy)
         chosen = np.array(values, np.int64)[self._chosen]
-        with At(f"{self.where}, decode", "an array for ids that may stand there"):
+        with convert_errors(f"{self.where}, decode", "an array for ids that may stand there"):
             decoded = self.spec.decode(chosen, self._scope)
         if not isinstance(decoded, np.ndarray) or decoded.dtype.name not in DTYPES:
             expected = f"a numpy array of {', '.join(DTYPES)}"
@@ -116,7 +116,7 @@ class BoundOutput:
         if (given.shape, given.dtype.name) != (self.shape, self.dtype):
             expected = f"an array of shape {self.shape} of {self.dtype}"
             raise InputError(self.where, expected, form(given), "Nothing is cast or resized.")
-        with At(self.where, "an array that the output can be", InputError):
+        with convert_errors(self.where, "an array that the output can be", InputError):
             encoded = np.asarray(self.spec.encode(given, self._scope))
         at, count = f"{self.where}, encode", int(self._chosen.sum())
         if encoded.dtype.kind not in "iu" or encoded.shape != (count,):

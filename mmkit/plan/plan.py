@@ -15,7 +15,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 import torch
 
-from ..errors import At, InputError, Refusals, SpecError, of_options
+from ..errors import (
+    ErrorCollector,
+    InputError,
+    SpecError,
+    convert_errors,
+    locate_errors,
+    report_as_options_error,
+)
 from ..language.expr import Scope, truth
 from ..language.items import unscoped
 from ..language.layout import EndingWith, Fixed, Target
@@ -118,15 +125,15 @@ class Plan:
         self._configured = Memo(CONFIGURED)
         refusals = self._bind(Scope(cfg=config, proc=processor, tok=tok, kwargs=dict(kwargs or {})))
         if base is not None:
-            refusals.refuse()
+            refusals.raise_first()
             # `Placeholders` refuses other ids
             self._owners, self.embed_ids = base._owners, base.embed_ids
             self.outputs = base.outputs  # which depend on no options
             return
         for modality in self.modalities.values():
-            with refusals.collected():
+            with refusals.collect():
                 modality.rehearse()
-        refusals.refuse()
+        refusals.raise_first()
         self._owners = {}
         for modality in self.modalities.values():
             for token in sorted(modality.embed_ids):
@@ -144,16 +151,16 @@ class Plan:
             for output in spec.outputs
         }
 
-    def _bind(self, scope: Scope) -> Refusals:
+    def _bind(self, scope: Scope) -> ErrorCollector:
         """Bind all parts of the spec; returns why some cannot be bound."""
         name, self._scope = self.spec.name, scope
         self.modalities: dict[str, BoundModality] = {}
-        refusals = Refusals()
+        refusals = ErrorCollector()
         for m in self.spec.modalities:
             if self._base is not None and m.name not in self._base.modalities:
                 continue  # the model has none
-            with refusals.collected():
-                with At(f"{name}.{m.name}, when"):
+            with refusals.collect():
+                with locate_errors(f"{name}.{m.name}, when"):
                     concerning = replace(scope, kwargs=unscoped(m.item, scope.kwargs))
                     present = truth(m.when, concerning)
                 if present:
@@ -165,9 +172,9 @@ class Plan:
         self._prompts: dict[Part, Any] = {}
         parts: dict[Part, Any] = {"prompt": prompt, "decoder_prompt": self.spec.decoder_prompt}
         for part, declared in parts.items():
-            with refusals.collected(), At(f"{name}.{part}"):
+            with refusals.collect(), locate_errors(f"{name}.{part}"):
                 self._prompts[part] = fold(declared, scope)
-        with refusals.collected():
+        with refusals.collect():
             if not self.modalities and not refusals:
                 raise SpecError(name, "a modality whose when= holds for the config", "none")
             self._reserved = self._reserved_targets()
@@ -288,7 +295,7 @@ class Plan:
         Raises:
             InputError: options with which the spec cannot be bound.
         """
-        with of_options(self._options_where):
+        with report_as_options_error(self._options_where):
             if kwargs == self._scope.kwargs:
                 return self
             return self._configured.get(options_key(kwargs), lambda: self._with(kwargs, processor))
@@ -305,7 +312,7 @@ class Plan:
     def blamed(self) -> AbstractContextManager[None]:
         """A context in which what fails is the caller's mistake, where this is the plan of a
         request's options: without these, the spec is sound."""
-        return nullcontext() if self._base is None else of_options(self._options_where)
+        return nullcontext() if self._base is None else report_as_options_error(self._options_where)
 
     def rewrite(
         self, part: Part, prompt: list[int], counts: Mapping[str, int] = EMPTY
@@ -327,7 +334,7 @@ class Plan:
             return prompt
         where = f"{self.spec.name}.{part}"
         ends = isinstance(declared, EndingWith)
-        with At(where, "a prompt that the spec can rewrite", InputError):
+        with convert_errors(where, "a prompt that the spec can rewrite", InputError):
             scope = replace(self._scope, prompt=prompt, counts=counts)
             literal = (declared.ids if ends else declared).lay(scope)
         if literal.num_embeds:

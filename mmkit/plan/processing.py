@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
-from ..errors import At, InputError, SpecError
+from ..errors import InputError, SpecError, convert_errors
 from ..language.expr import Fields, Scope
 from ..language.field import HF, Field, Flat, Identity, unpadded
 from ..language.node import evaluate_all, leaves
@@ -133,7 +133,7 @@ class Processing:
             InputError: the function refuses them.
             SpecError: it raises anything else, or returns no declared fields.
         """
-        with At(self._where, "to take well-formed items"):
+        with convert_errors(self._where, "to take well-formed items"):
             raw = self._process(values, self._modality.static)
         if not isinstance(raw, Mapping):
             raise SpecError(self._where, "a dict of tensors", type(raw).__name__)

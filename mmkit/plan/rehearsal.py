@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..errors import MmkitError, SpecError, of_spec
+from ..errors import MmkitError, SpecError, report_as_spec_error
 from ..language.field import Identity
 from ..language.items.memory import share_memory
 from ..language.node import mapped
@@ -73,7 +73,7 @@ def _process(modality: BoundModality, value: Any, words: str) -> None:
     Raises:
         SpecError: the spec refuses it, or the outputs contradict the declared fields.
     """
-    with of_spec(words, modality.item.remedy):
+    with report_as_spec_error(words, modality.item.remedy):
         modality.processing.run(Taken.whole([value]))
 
 

@@ -13,7 +13,7 @@ from msgspec import Meta, Raw, structs
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from ..errors import InputError, relocated
+from ..errors import InputError, relocate
 from ..model.sampling import sampling_params
 from ..plan.output import BoundOutput
 from ..plan.plan import Plan
@@ -232,7 +232,7 @@ class Engine:
             refusal.where = where
             raise refusal from None
         except InputError as error:
-            raise relocated(error, where) from None
+            raise relocate(error, where) from None
         except Exception as error:
             text = re.sub(r" <\S+ object at 0x[0-9a-f]+>", "", f"{type(error).__name__}: {error}")
             got = text[:200].rstrip(".")

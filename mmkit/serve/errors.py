@@ -13,7 +13,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from prometheus_client import Counter, Gauge
 
-from ..errors import InputError, sentence
+from ..errors import InputError, write_message
 from ..plan.plan import Plan
 from .engine import SAMPLING_NAMES, EngineDeadError, EngineGenerateError, LostItem, Stopped
 from .protocol import ErrorBody, ErrorInfo, TooLarge
@@ -86,7 +86,7 @@ def make_info(error: BaseException, plan: Plan | None, route: str) -> ErrorInfo:
         status, reason = code, "capacity"  # vLLM's admission control
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s failed", route, exc_info=error)
-    message = sentence("server", *told) if told else " ".join(str(error).split())
+    message = write_message("server", *told) if told else " ".join(str(error).split())
     where = None if told else find_path(error, plan)
     _count(plan, route, where, reason)
     return ErrorInfo(

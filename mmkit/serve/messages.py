@@ -17,7 +17,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import Raw
 
-from ..errors import InputError, relocated
+from ..errors import InputError, relocate
 from ..vllm_api.chat import check_type
 from ..vllm_api.media import pixels_of_image
 from .protocol import starts_with
@@ -255,7 +255,7 @@ class Messages:
         try:
             modality.intake.check_count(self._counts[name], engine.most_items.get(name))
         except InputError as error:
-            raise relocated(error, where) from None
+            raise relocate(error, where) from None
         value = self._decoder.decode_item(raw, where, modality.item, list_embeds_fields(modality))
         url = f"mmkit-item:{uuid4().hex}"
         self.parts.append(Part(url, name, value, None if uuid is None else str(uuid), where))

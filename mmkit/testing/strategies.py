@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from PIL.Image import fromarray
 
-from ..errors import sentence
+from ..errors import write_message
 from ..language.items import Between, ItemType
 from ..language.items.media import Audio, Image, Video
 from ..language.items.record import Record
@@ -261,7 +261,9 @@ def items(kind: ItemType) -> SearchStrategy[Sample]:
     Shrinks towards seed 0, the smallest size, and a torch tensor or a PIL image.
     """
     remedy = "Give samples= a strategy for its modality."
-    raise TypeError(sentence("items()", "one of mmkit's item types", type(kind).__name__, remedy))
+    raise TypeError(
+        write_message("items()", "one of mmkit's item types", type(kind).__name__, remedy)
+    )
 
 
 @items.register

@@ -11,7 +11,7 @@ import torch
 from transformers.feature_extraction_utils import BatchFeature
 from typing_extensions import override
 
-from ..errors import At, InputError
+from ..errors import InputError, convert_errors
 from ..language.items.base import dtype_name
 from ..language.names import CALL_ARGUMENTS
 from ..language.vocabulary import of_text_config
@@ -387,7 +387,7 @@ class Processor(SavedProcessor):
         render = partial(
             self.tokenizer.apply_chat_template, chat_template=template, tokenize=False, **options
         )
-        with At(where, "messages that the chat template takes", InputError):
+        with convert_errors(where, "messages that the chat template takes", InputError):
             text: str = render(messages)
         if any(left_out):
             whole = [{**message, **more} for message, more in zip(messages, left_out, strict=True)]

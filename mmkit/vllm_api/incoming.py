@@ -17,7 +17,7 @@ from functools import wraps
 from http import HTTPStatus
 from typing import Any
 
-from ..errors import InputError, relocated
+from ..errors import InputError, relocate
 from .compat import find
 
 # 413 where vLLM lets an error choose its status; else 400
@@ -109,8 +109,8 @@ class Incoming:
             number = int(item[2])
             if number < len(paths):
                 rest = error.where.removeprefix(f"{spec}.{item[0]}")
-                return relocated(error, paths[number] + rest)
-        return relocated(error, self._field)
+                return relocate(error, paths[number] + rest)
+        return relocate(error, self._field)
 
 
 REQUEST: ContextVar[Incoming | None] = ContextVar("mmkit_request", default=None)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from typing_extensions import override
 from vllm.multimodal.processing import BaseProcessingInfo
 
-from ..errors import SpecError, of_spec
+from ..errors import SpecError, report_as_spec_error
 from ..language.spec import Declaration
 from ..plan.calls import LazyProcessor
 from ..plan.plan import Plan
@@ -126,7 +126,7 @@ class DummyInputs(compat.BaseDummyInputsBuilder[ProcessingInfo]):
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None
     ) -> Any:
         modalities = self.info.plan.modalities
-        with of_spec():
+        with report_as_spec_error():
             return {
                 name: [modalities[name].largest_item(_sizes(mm_options, name))] * count
                 for name, count in mm_counts.items()
@@ -141,7 +141,7 @@ class DummyInputs(compat.BaseDummyInputsBuilder[ProcessingInfo]):
         items = self.info.new_parser().parse_mm_data(data)
         items.largest = frozenset(name for name in items if not _sizes(mm_options, name))
         taken = {name: items.taken(name, range(len(own))) for name, own in items.data.items()}
-        with of_spec():
+        with report_as_spec_error():
             return plan.shortest_prompt(taken), items
 
     if compat.BUILDER_MAKES_DUMMIES:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from ...errors import At, InputError, SpecError
+from ...errors import InputError, SpecError, locate_errors
 from ..expr import Scope
 from ..node import Part, evaluate_all
 from .memory import apart_from
@@ -82,7 +82,7 @@ class ItemType(Part):
         kind: Any = type(self)
         known: dict[str, Any] = {}
         for name in self._names:
-            with At(f"{kind.__name__}.{name}"):
+            with locate_errors(f"{kind.__name__}.{name}"):
                 known[name] = evaluate_all(getattr(self, name), scope)
         return kind(**known)  # type: ignore[no-any-return]
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from ...errors import At, InputError, SpecError
+from ...errors import InputError, SpecError, locate_errors
 from ..expr import Scope
 from ..node import leaves
 from .base import ItemType
@@ -190,5 +190,5 @@ class Record(ItemType):
 
 
 def _bound(name: str, part: ItemType, scope: Scope) -> ItemType:
-    with At(f"Record.{name}"):
+    with locate_errors(f"Record.{name}"):
         return part.bind(scope)
