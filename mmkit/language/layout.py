@@ -536,7 +536,7 @@ class Replace(Update):
     """The layout takes the place of `target`: one occurrence per item, in the items' order.
 
     A text is found wherever it stands in a prompt, also where the tokenizer has split it otherwise
-    than alone, and no token outside it changes: see `mmkit.plan.placement.restore_text_targets`.
+    than alone, and no token outside it changes: see `mmkit.plan.text_targets.restore_text_targets`.
 
     Attributes:
         target: one token (``tok["<image>"]``), a text (``tok.text("<image>")``), ids, or an

@@ -2,38 +2,56 @@
 
 mmkit places items in their order, or refuses the request. It recognises a layout that already
 stands in the prompt and leaves it as it is, so an expanded prompt is not expanded again.
+
+`place` is the way in. For each `PromptForm` a `_Search` finds what stands for each item, from left
+to right, and checks that nothing else in the prompt stands for one. `_Refusals` has the sentences.
 """
 
 from __future__ import annotations
 
-import re
 import sys
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import InputError
 from ..language.layout import Insert, Placeholder, Replace, Target, Update, as_text
 from ..language.vocabulary import Vocabulary
 
-Reading: TypeAlias = Literal["layouts", "targets", "either"]
-READINGS: tuple[Reading, ...] = ("layouts", "targets", "either")
-"""The readings of a prompt, in the order in which they are tried: the prompt holds every layout
-already; every item has a target or an anchor; the caller expanded some items and not others."""
-
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
+
+MAX_IDS_SHOWN = 8
+"""The most ids that a message shows in full."""
+
+
+class PromptForm(Enum):
+    """How far the caller has expanded a prompt. `place` tries the forms in this order.
+
+    =========== ====================================================================
+    form        what the prompt holds
+    =========== ====================================================================
+    EXPANDED    the layout of every item
+    UNEXPANDED  the target of every item, or the place where its layout is inserted
+    MIXED       the layouts of some items, and the targets of the others
+    =========== ====================================================================
+    """
+
+    EXPANDED = "expanded"
+    UNEXPANDED = "unexpanded"
+    MIXED = "mixed"
 
 
 class ResolvedUpdate(NamedTuple):
-    """One alternative of `update` for one item.
+    """One alternative of `update`, for one item.
 
     Attributes:
         update: the declaration.
-        target: the ids of its target.
+        target: the ids of its target; the prefix for `insert(after=...)`.
     """
 
     update: Update
@@ -42,11 +60,12 @@ class ResolvedUpdate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ItemLayout:
-    """The layout of one item, and the ways in which it may get into a prompt. Items of one geometry
-    share them, and what a search for them needs is computed once.
+    """The layout of one item, and how it may get into a prompt.
+
+    Items of one geometry share this object, so that what a search for them needs is computed once.
 
     Attributes:
-        tokens: the evaluated layout.
+        tokens: the ids of the layout, and which of them receive encoder rows.
         updates: in order of preference.
     """
 
@@ -54,45 +73,53 @@ class ItemLayout:
     updates: Sequence[ResolvedUpdate]
 
     def for_index(self, index: int) -> ItemLayout:
-        """Those of the item at another position among the items of its modality."""
+        """Return the layout that this item has at another position of its modality."""
         return self
 
     @cached_property
     def caller_ids(self) -> list[Target]:
-        """The ids that a caller writes into the prompt for the item, for each way: none where mmkit
-        inserts the layout."""
+        """The ids that a caller writes for the item, by each update; none for an `insert`."""
         return [tuple(update.written(target, self.tokens)) for update, target in self.updates]
 
     @property
     def unexpanded_ids(self) -> Target:
-        """The ids that stand for the item in a prompt that is not expanded yet, by the first
-        way."""
+        """The ids that stand for the item in an unexpanded prompt, by the first update."""
         return self.caller_ids[0] or tuple(self.tokens.ids)
 
     @cached_property
-    def targets(self) -> list[str]:
-        """The targets that the layout replaces, as texts.
-
-        See `mmkit.language.layout.as_text`.
-        """
+    def target_texts(self) -> list[str]:
+        """The targets that the layout replaces, as texts; see `mmkit.language.layout.as_text`."""
         return [as_text(target) for update, target in self.updates if isinstance(update, Replace)]
 
     @cached_property
-    def leftovers(self) -> frozenset[str]:
-        """The texts of which none may be left over in a prompt: targets, and each placeholder
-        id."""
-        return frozenset([*self.targets, *map(chr, self.tokens.embed_ids)])
+    def leftover_texts(self) -> frozenset[str]:
+        """The texts that must not remain once all items are placed: targets and placeholders."""
+        placeholders = [chr(token) for token in self.tokens.embed_ids]
+        return frozenset(self.target_texts + placeholders)
+
+    def texts_in(self, form: PromptForm) -> list[str]:
+        """Return the texts that stand for the item in a prompt, the preferred one first."""
+        if form is PromptForm.EXPANDED:
+            return self._layout_texts
+        if form is PromptForm.UNEXPANDED:
+            return self._caller_texts
+        return self._layout_and_target_texts
 
     @cached_property
-    def sought(self) -> dict[Reading, list[str]]:
-        """The texts that stand for the item, by the reading of the prompt."""
-        layouts = [self.tokens.text] if self.tokens.ids else []
-        written = [as_text(ids) for ids in self.caller_ids if ids]
-        return {"layouts": layouts, "targets": written, "either": [*layouts, *self.targets]}
+    def _layout_texts(self) -> list[str]:
+        return [self.tokens.text] if self.tokens.ids else []
+
+    @cached_property
+    def _caller_texts(self) -> list[str]:
+        return [as_text(ids) for ids in self.caller_ids if ids]
+
+    @cached_property
+    def _layout_and_target_texts(self) -> list[str]:
+        return self._layout_texts + self.target_texts
 
 
 LayoutsByModality: TypeAlias = Mapping[str, Sequence[ItemLayout]]
-"""The alternatives by modality and item."""
+"""The layout of each item, by modality."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,27 +162,26 @@ class NotFound(InputError):
 
 def place(
     prompt: list[int],
-    items: LayoutsByModality,
+    layouts: LayoutsByModality,
     where: str,
     reserved: Mapping[Target, str] = EMPTY,
-    readings: Sequence[Reading] = READINGS,
+    forms: Sequence[PromptForm] = tuple(PromptForm),
     tok: Vocabulary | None = None,
 ) -> PlacedPrompt:
-    """Bring the layouts of all items into a prompt, from left to right, under the first reading
-    that fits.
+    """Bring the layouts of all items into a prompt, by the first form that the prompt has.
 
     The items of a modality are placed in order. Where targets of several modalities match at the
-    same place, the modality that comes first in `items` goes first, as in vLLM. `prompt` is not
-    changed. Under one reading, the prompt is searched once for all items that share their ids.
+    same position, the modality that comes first in `layouts` goes first, as in vLLM. For one form,
+    the prompt is searched once for all items that share their ids.
 
     Args:
-        prompt: token ids.
-        items: per modality and item, the alternatives, in order of preference.
+        prompt: token ids; not changed.
+        layouts: per modality and item, the layout.
         where: names the spec in errors.
         reserved: targets that stand for items and for nothing else, each with its modality: none
             may be left over.
-        readings: the readings to try; the error is that of the last reading other than "either",
-            unless there is no other.
+        forms: the forms to try. The error is that of the last form other than MIXED, unless there
+            is no other.
         tok: the vocabulary, in whose words errors name tokens; None names their ids.
 
     Raises:
@@ -164,363 +190,471 @@ def place(
             be that of an item of either of two modalities; or a target stands inside a layout of
             another modality.
     """
-    search = _Search(prompt, as_text(prompt), items, where, reserved, tok)
-    firsts = (own[0].tokens.text for own in items.values() if own)
-    if not all(first in search.text for first in firsts):  # nearly always, and told at once
-        readings = readings[1:] or readings
-    refusal: _Misfit | None = None
-    for reading in readings:
-        try:
-            return search.run(reading)
-        except _Misfit as misfit:
-            if reading != "either" or refusal is None:
-                refusal = misfit
-    assert refusal is not None
-    make_error, *parts = refusal.args
-    raise make_error(*parts)
-
-
-def find_text_targets(
-    items: LayoutsByModality, reserved: Mapping[Target, str] = EMPTY
-) -> set[Target]:
-    """The targets of several tokens, as texts have: inside a prompt the tokenizer may split the
-    text otherwise."""
-    targets = {target for target in reserved if len(target) > 1}
-    for alternatives in {*chain(*items.values())}:
-        for update, target in alternatives.updates:
-            if isinstance(update, Replace) and len(target) > 1:
-                targets.add(target)
-    return targets
-
-
-def restore_text_targets(
-    prompt: list[int], targets: Collection[Target], tok: Vocabulary
-) -> list[int]:
-    """A prompt in which targets that are texts have their own ids, also where the tokenizer has
-    split them otherwise.
-
-    What a tokenizer makes of a text depends on what stands before and after it: Llama 2's begins
-    ``<graph>`` with a space where it stands alone and not in ``a.<graph>``, and GPT-2's may have
-    ``.<`` as one token. No id outside a target changes, but for a token across its edge: the part
-    outside is encoded again.
-
-    Args:
-        prompt: token ids; not changed.
-        targets: their ids, as the tokenizer makes them of the texts alone.
-        tok: the vocabulary.
-    """
-    target_of = {tok.text_of_target(target): target for target in targets}
-    simple, in_ids = tok.simple_text(prompt), as_text(prompt)
-    if simple is not None and all(
-        simple.count(text) == in_ids.count(as_text(target)) for text, target in target_of.items()
-    ):  # nearly always, and told at once
-        return prompt
-    sought = sorted(filter(str.strip, target_of), key=len, reverse=True)  # the longest of equals
-    pieces = tok.pieces(prompt)
-    text = "".join(piece for piece, _ in pieces)
-    found = [*re.finditer("|".join(map(re.escape, sought)), text)] if sought else []
-    if not found:
-        return prompt
-    # of each piece, where it begins in the text and in the ids
-    begins = [0, *accumulate(len(piece) for piece, _ in pieces)]
-    offsets = [0, *accumulate(count for _, count in pieces)]
-    exact = _occurrences(prompt, targets)
-    ids: list[int] = []
-    end = 0  # in the text, of the target before
-    for match in found:
-        first = bisect_right(begins, match.start()) - 1
-        last = bisect_left(begins, match.end())
-        if any(a < offsets[last] and offsets[first] < b for a, b in exact):
-            continue
-        outside = _between(end, match.start(), text, prompt, begins, offsets, tok)
-        if outside is not None:
-            ids += [*outside, *target_of[match[0]]]
-            end = match.end()
-    rest = _between(end, len(text), text, prompt, begins, offsets, tok)
-    return prompt if rest is None else [*ids, *rest]
-
-
-def _occurrences(prompt: list[int], targets: Collection[Target]) -> list[tuple[int, int]]:
-    """Where targets stand with their own ids: offsets of the first id, and after the last one."""
     text = as_text(prompt)
-    found: list[tuple[int, int]] = []
-    for target in targets:
-        sought = as_text(target)
-        begin = text.find(sought)
-        while begin >= 0:
-            found.append((begin, begin + len(target)))
-            begin = text.find(sought, begin + len(target))
-    return found
+    refusals = _Refusals(prompt, text, layouts, where, reserved, tok)
+    if len(forms) > 1 and forms[0] is PromptForm.EXPANDED:
+        if not _may_be_expanded(text, layouts):  # nearly always
+            forms = forms[1:]
+    reason: _DoesNotFit | None = None
+    for form in forms:
+        search = _Search(prompt, text, layouts, reserved, form, refusals)
+        try:
+            return search.run()
+        except _DoesNotFit as does_not_fit:
+            # why a prompt is no mixed one would mislead a caller who wrote an unexpanded one
+            if reason is None or form is not PromptForm.MIXED:
+                reason = does_not_fit
+    assert reason is not None
+    raise refusals.explain(reason)
 
 
-def _between(
-    start: int,
-    stop: int,
-    text: str,
-    prompt: list[int],
-    begins: list[int],
-    offsets: list[int],
-    tok: Vocabulary,
-) -> list[int] | None:
-    """The ids of a part of a prompt's text: those of the prompt, and where a token reaches across
-    an edge, those of its text inside. None where no ids have that text inside another one.
-
-    Args:
-        start: where the part begins in the text.
-        stop: where it ends.
-        text: that of the prompt.
-        prompt: the ids of the whole prompt.
-        begins: of each piece of the prompt, where it begins in `text`, and the end of the text.
-        offsets: of each piece, where it begins in `prompt`, and the end of the prompt.
-        tok: the vocabulary.
-    """
-    first = bisect_left(begins, start)
-    last = bisect_right(begins, stop) - 1
-    if first > last:  # inside one token
-        return tok.inside(text[start:stop])
-    before = tok.inside(text[start : begins[first]])
-    after = tok.inside(text[begins[last] : stop])
-    if before is None or after is None:
-        return None
-    return [*before, *prompt[offsets[first] : offsets[last]], *after]
+def describe_ids(ids: Sequence[int], tok: Vocabulary | None = None) -> str:
+    """Return ids for a message, as their text where there is a vocabulary that has one for them."""
+    ids = list(ids)
+    if len(ids) > 1 and len(set(ids)) == 1:
+        return f"{describe_ids(ids[:1], tok)} * {len(ids)}"
+    is_short = len(ids) <= MAX_IDS_SHOWN
+    shown = ids if is_short else ids[:4]
+    text = tok.text_of_target(shown).strip(" ") if tok is not None else ""
+    if text.strip():
+        return repr(text) if is_short else f"{text!r}... of {len(ids)} tokens"
+    return str(ids) if is_short else f"[{', '.join(map(str, shown))}, ... {len(ids)} ids]"
 
 
-class _Misfit(Exception):
-    """A reading of a prompt that does not fit, with what makes the refusal where none does, and its
-    arguments."""
+# -- the search ------------------------------------------------------------------------------------
 
 
-_TAKEN = chr(sys.maxunicode)
-"""What stands for an item in the rest of a prompt: the one character that is no id."""
+def _may_be_expanded(text: str, layouts: LayoutsByModality) -> bool:
+    """Return whether the layout of the first item of each modality stands in the prompt."""
+    for item_layouts in layouts.values():
+        if item_layouts and item_layouts[0].tokens.text not in text:
+            return False
+    return True
 
 
-class _Taken(NamedTuple):
-    """What stands for an item in a prompt: its modality, its number, and positions."""
+class _DoesNotFit(Exception):
+    """The prompt does not have the form that was tried; the subclasses say why."""
 
-    modality: str
-    number: int
+
+class _ItemNotFound(_DoesNotFit):
+    """Nothing in the prompt stands for an item."""
+
+    def __init__(self, modality: str, index: int) -> None:
+        self.modality = modality
+        self.index = index
+
+
+class _TokensLeftOver(_DoesNotFit):
+    """A target or a placeholder of a modality remains once all items are placed."""
+
+    def __init__(self, modality: str) -> None:
+        self.modality = modality
+
+
+class _TargetWithoutItem(_DoesNotFit):
+    """A reserved target remains once all items are placed."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+
+class Span(NamedTuple):
+    """The positions of a prompt that stand for an item, from `start` to before `stop`."""
+
     start: int
     stop: int
 
+    @property
+    def is_anchor(self) -> bool:
+        """Whether no position stands for the item: its layout is inserted at `start`."""
+        return self.start == self.stop
 
-@dataclass
+    def precedes(self, other: Span) -> bool:
+        """Return whether this span comes first; at one position, an anchor precedes ids."""
+        if self.start == other.start:
+            return self.is_anchor and not other.is_anchor
+        return self.start < other.start
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """What stands for an item in a prompt."""
+
+    modality: str
+    index: int
+    span: Span
+
+
+_PLACED_ITEM = chr(sys.maxunicode)
+"""Stands for a placed item between the remaining parts of a prompt, so that no text is seen across
+it. It is the one character that is no id."""
+
+
 class _Search:
-    """A search for all items in a prompt."""
+    """The search for all items in a prompt of one form.
 
-    prompt: list[int]
-    text: str
-    items: LayoutsByModality
-    where: str
-    reserved: Mapping[Target, str]
-    tok: Vocabulary | None
+    Ids are searched as text; see `mmkit.language.layout.as_text`.
+    """
 
-    def run(self, reading: Reading) -> PlacedPrompt:
-        """The items placed from left to right, under one reading of the prompt."""
-        ids: list[int] = []
-        taken: list[_Taken] = []
-        placements: list[Placement] = []
-        rest: list[str] = []
+    def __init__(
+        self,
+        prompt: list[int],
+        text: str,
+        layouts: LayoutsByModality,
+        reserved: Mapping[Target, str],
+        form: PromptForm,
+        refusals: _Refusals,
+    ) -> None:
+        self._prompt = prompt
+        self._text = text
+        self._layouts = layouts
+        self._reserved = reserved
+        self._form = form
+        self._refusals = refusals
+        # Where each text is found next, `len(text)` for nowhere. The items of a modality mostly
+        # share their texts, and each item asks for the next match of every modality: without this,
+        # a text that comes late in the prompt is searched again for each item before it.
+        self._next_match: dict[str, int] = {}
+
+    def run(self) -> PlacedPrompt:
+        """Place all items.
+
+        Raises:
+            _DoesNotFit: the prompt has another form.
+            InputError: the prompt is refused whatever its form.
+        """
+        matches = self._find_items()
+        self._check_leftovers(matches)
+        self._check_targets_inside_layouts(matches)
+        return self._write_layouts(matches)
+
+    def _find_items(self) -> list[_Match]:
+        """Return what stands for each item, from left to right."""
+        matches: list[_Match] = []
+        next_index = {modality: 0 for modality, items in self._layouts.items() if items}
         cursor = 0
-        known: dict[str, int] = {}
-        waiting = {name: 0 for name, own in self.items.items() if own}
-        while waiting:
-            spans = {
-                name: self._span(name, index, reading, cursor, known)
-                for name, index in waiting.items()
-            }
-            modality, *others = spans
-            if others:
-                modality = self._first(spans, waiting)
-            index, span = waiting[modality], spans[modality]
-            placeholder = self.items[modality][index].tokens
-            rest.append(self.text[cursor : span.start])
-            ids += self.prompt[cursor : span.start]
-            placements.append(Placement(modality, index, len(ids), placeholder))
-            taken.append(_Taken(modality, index, span.start, span.stop))
-            ids += placeholder.ids
-            cursor = span.stop
-            waiting[modality] += 1
-            if waiting[modality] == len(self.items[modality]):
-                del waiting[modality]
-        rest.append(self.text[cursor:])
-        ids += self.prompt[cursor:]
-        self._check_leftovers(_TAKEN.join(rest))
-        self._check_layouts(taken)
-        return PlacedPrompt(ids, placements)
+        while next_index:
+            spans: dict[str, Span] = {}
+            for modality, index in next_index.items():
+                spans[modality] = self._find_item(modality, index, cursor)
+            modality = self._choose_modality(spans, next_index)
+            index = next_index[modality]
+            matches.append(_Match(modality, index, spans[modality]))
+            cursor = spans[modality].stop
+            next_index[modality] += 1
+            if next_index[modality] == len(self._layouts[modality]):
+                del next_index[modality]
+        return matches
 
-    def _span(
-        self, modality: str, index: int, reading: Reading, cursor: int, known: dict[str, int]
-    ) -> range:
-        """The positions that stand for an item, the first at or after the cursor: those of a
-        target, or of the layout itself, or none at an anchor. Of equals, the preferred ones.
-        `known` has where the texts that were sought stand next; after the prompt for none."""
-        own = self.items[modality][index]
-        if reading == "targets":
-            for update, target in own.updates:
-                if (at := update.anchor(self.prompt, target)) is not None:
-                    if at < cursor:  # inside a target that another layout replaces
-                        raise _Misfit(self._not_found, modality, index)
-                    return range(at, at)
-        nearest, begin = "", len(self.text)
-        for text in own.sought[reading]:
-            place = known.get(text, -1)
-            if place < cursor:
-                place = self.text.find(text, cursor)
-                known[text] = place = len(self.text) if place < 0 else place
-            if place < begin:
-                nearest, begin = text, place
-        if not nearest:
-            raise _Misfit(self._not_found, modality, index)
-        return range(begin, begin + len(nearest))
+    def _find_item(self, modality: str, index: int, cursor: int) -> Span:
+        """Return the first span at or after the cursor that stands for an item.
 
-    def _first(self, spans: Mapping[str, range], waiting: Mapping[str, int]) -> str:
-        """The modality whose item is next. Refuses a layout that may be that of an item of
-        another."""
-        # the first of equals, but an anchor before the ids that begin there
-        first = min(spans, key=lambda name: (spans[name].start, bool(spans[name])))
-        standing = []
-        for name, span in spans.items():
-            if span and span.start == spans[first].start:
-                layout = self.items[name][waiting[name]].tokens.text
-                if self.text[span.start : span.stop] == layout:
-                    standing.append(name)
-        if first in standing and len(standing) > 1:
-            where = ", ".join(f"{self.where}.{name}" for name in standing[:2])
-            shared = self.items[standing[0]][waiting[standing[0]]].tokens
-            got = f"the layout {self._brief(shared.ids)}, which either has"
-            remedy = "Send the prompt before it is expanded, or no item of the other."
-            raise InputError(where, "a prompt that tells their items apart", got, remedy)
+        Raises:
+            _ItemNotFound: there is none.
+        """
+        layout = self._layouts[modality][index]
+        span: Span | None = None
+        if self._form is PromptForm.UNEXPANDED:
+            span = find_anchor(layout, self._prompt)
+        if span is None:
+            span = self._find_next_match(layout.texts_in(self._form), cursor)
+        # an anchor before the cursor is inside a target that another layout replaces
+        if span is None or span.start < cursor:
+            raise _ItemNotFound(modality, index)
+        return span
+
+    def _find_next_match(self, texts: Sequence[str], cursor: int) -> Span | None:
+        """Return the nearest match of one of some texts at or after the cursor; None for none.
+
+        Where two texts match at one position, the first of them is taken.
+        """
+        nowhere = len(self._text)
+        nearest = nowhere
+        nearest_text = ""
+        for text in texts:
+            start = self._next_match.get(text, -1)
+            if start < cursor:
+                start = self._text.find(text, cursor)
+                if start < 0:
+                    start = nowhere
+                self._next_match[text] = start
+            if start < nearest:
+                nearest = start
+                nearest_text = text
+        if nearest == nowhere:
+            return None
+        return Span(nearest, nearest + len(nearest_text))
+
+    def _choose_modality(self, spans: Mapping[str, Span], next_index: Mapping[str, int]) -> str:
+        """Return the modality whose item comes next in the prompt, the first of equals.
+
+        Raises:
+            InputError: the item may also be one of another modality.
+        """
+        modalities = list(spans)
+        first = modalities[0]
+        for modality in modalities[1:]:
+            if spans[modality].precedes(spans[first]):
+                first = modality
+        if len(modalities) > 1 and not spans[first].is_anchor:
+            self._check_unambiguous(first, spans, next_index)
         return first
 
-    def _check_leftovers(self, rest: str) -> None:
-        """Refuse what stands for an item in the part of the prompt that no item took."""
-        begins = {text[0] for own in {*chain(*self.items.values())} for text in own.leftovers}
-        begins.update(chr(target[0]) for target in self.reserved)
-        if not any(begin in rest for begin in begins):  # each a search in C
-            return
-        for modality, items in self.items.items():
-            if any(text in rest for own in {*items} for text in own.leftovers):
-                raise _Misfit(self._wrong_count, modality, InputError)
-        for target in self.reserved:
-            if as_text(target) in rest:
-                raise _Misfit(self._without_item, target)
-
-    def _check_layouts(self, taken: Sequence[_Taken]) -> None:
-        """Refuse a target inside a layout of another modality that stands in the prompt, whose
-        other ids would be left as text: the caller has written that item twice, or this one in no
-        place of its own."""
-        if len({one.modality for one in taken}) < 2:
-            return
-        covered: list[int] | None = None
-        for name, items in self.items.items():
-            targets = [one for one in taken if one.modality != name and self._is_target(one)]
-            texts = {self.text[one.start : one.stop] for one in targets}
-            for layout in {alternatives.tokens.text for alternatives in {*items}}:
-                if not any(text in layout for text in texts):  # nearly always
-                    continue
-                covered = covered or self._covered(taken)
-                self._check_layout(name, layout, targets, covered)
-
-    def _is_target(self, one: _Taken) -> bool:
-        """Whether a target stands for the item, and no layout."""
-        text = self.text[one.start : one.stop]
-        return bool(text) and text in self.items[one.modality][one.number].targets
-
-    def _check_layout(
-        self, modality: str, layout: str, targets: Sequence[_Taken], covered: Sequence[int]
+    def _check_unambiguous(
+        self, first: str, spans: Mapping[str, Span], next_index: Mapping[str, int]
     ) -> None:
-        """Refuse those targets that stand inside a layout of a modality."""
-        starts = [one.start for one in targets]
-        begin = self.text.find(layout)
-        while begin >= 0:
-            end = begin + len(layout)
-            number = bisect_left(starts, begin)
-            is_inside = number < len(targets) and targets[number].stop <= end
-            if is_inside and covered[end] - covered[begin] < len(layout):
-                raise self._inside(targets[number], modality, layout)
-            begin = self.text.find(layout, begin + 1)
+        """Refuse a layout that stands in the prompt and is that of two items."""
+        candidates: list[str] = []
+        for modality, span in spans.items():
+            if span.start != spans[first].start:
+                continue
+            layout = self._layouts[modality][next_index[modality]]
+            if not span.is_anchor and self._text[span.start : span.stop] == layout.tokens.text:
+                candidates.append(modality)
+        if first in candidates and len(candidates) > 1:
+            layout = self._layouts[candidates[0]][next_index[candidates[0]]]
+            raise self._refusals.ambiguous_layout(candidates[:2], layout)
 
-    def _covered(self, taken: Sequence[_Taken]) -> list[int]:
-        """For each position of the prompt, and its end, how many before it stand for items."""
-        stand = bytearray(len(self.text))
-        for one in taken:
-            stand[one.start : one.stop] = b"\1" * (one.stop - one.start)
-        return [*accumulate(stand, initial=0)]
+    def _check_leftovers(self, matches: Sequence[_Match]) -> None:
+        """Refuse what stands for an item in the part of the prompt that no item took."""
+        remaining = self._remaining_text(matches)
+        if not self._may_have_leftovers(remaining):  # nearly always
+            return
+        for modality, item_layouts in self._layouts.items():
+            for layout in set(item_layouts):
+                if any(text in remaining for text in layout.leftover_texts):
+                    raise _TokensLeftOver(modality)
+        for target in self._reserved:
+            if as_text(target) in remaining:
+                raise _TargetWithoutItem(target)
 
-    def _inside(self, one: _Taken, modality: str, layout: str) -> InputError:
-        target = self._brief(self.prompt[one.start : one.stop])
-        where, expected = f"{self.where}.{one.modality}[{one.number}]", "a target outside layouts"
-        got = f"{target} inside {self._brief([*map(ord, layout)])}, a layout of {modality}"
+    def _remaining_text(self, matches: Sequence[_Match]) -> str:
+        """Return the prompt with one character in place of each match."""
+        parts: list[str] = []
+        cursor = 0
+        for match in matches:
+            parts.append(self._text[cursor : match.span.start])
+            cursor = match.span.stop
+        parts.append(self._text[cursor:])
+        return _PLACED_ITEM.join(parts)
+
+    def _may_have_leftovers(self, remaining: str) -> bool:
+        """Return whether the first character of any leftover remains, a search in C for each."""
+        first_characters = {chr(target[0]) for target in self._reserved}
+        for item_layouts in self._layouts.values():
+            for layout in set(item_layouts):  # most items of a modality share one
+                for text in layout.leftover_texts:
+                    first_characters.add(text[0])
+        return any(character in remaining for character in first_characters)
+
+    def _check_targets_inside_layouts(self, matches: Sequence[_Match]) -> None:
+        """Refuse a target inside a layout of another modality whose other ids would stay as text.
+
+        The caller has written the item of that layout twice, or the item of the target in no place
+        of its own.
+
+        Raises:
+            InputError: names the item of the target.
+        """
+        if len({match.modality for match in matches}) < 2:
+            return
+        num_matched: list[int] | None = None
+        for modality, item_layouts in self._layouts.items():
+            targets = [m for m in matches if m.modality != modality and self._is_target(m)]
+            target_texts = {self._text_of(target) for target in targets}
+            for layout_text in {layout.tokens.text for layout in set(item_layouts)}:
+                if not any(text in layout_text for text in target_texts):  # nearly always
+                    continue
+                if num_matched is None:
+                    num_matched = self._count_matched_positions(matches)
+                self._check_targets_inside(modality, layout_text, targets, num_matched)
+
+    def _check_targets_inside(
+        self,
+        modality: str,
+        layout_text: str,
+        targets: Sequence[_Match],
+        num_matched: Sequence[int],
+    ) -> None:
+        """Refuse a target inside one layout, wherever that layout stands in the prompt.
+
+        Args:
+            modality: that of the layout.
+            layout_text: the layout.
+            targets: the matches of other modalities that are targets, in prompt order.
+            num_matched: see `_count_matched_positions`.
+        """
+        target_starts = [target.span.start for target in targets]
+        start = self._text.find(layout_text)
+        while start >= 0:
+            stop = start + len(layout_text)
+            is_all_matched = num_matched[stop] - num_matched[start] == len(layout_text)
+            position = bisect_left(target_starts, start)
+            if position < len(targets) and not is_all_matched:
+                target = targets[position]
+                if target.span.stop <= stop:
+                    raise self._refusals.target_inside_layout(target, modality, layout_text)
+            start = self._text.find(layout_text, start + 1)
+
+    def _count_matched_positions(self, matches: Sequence[_Match]) -> list[int]:
+        """Return how many positions before each position stand for items, and before the end."""
+        is_matched = bytearray(len(self._text))
+        for match in matches:
+            length = match.span.stop - match.span.start
+            is_matched[match.span.start : match.span.stop] = b"\1" * length
+        return list(accumulate(is_matched, initial=0))
+
+    def _is_target(self, match: _Match) -> bool:
+        """Return whether a target stands for the item, and no layout."""
+        layout = self._layouts[match.modality][match.index]
+        return not match.span.is_anchor and self._text_of(match) in layout.target_texts
+
+    def _text_of(self, match: _Match) -> str:
+        return self._text[match.span.start : match.span.stop]
+
+    def _write_layouts(self, matches: Sequence[_Match]) -> PlacedPrompt:
+        """Return the prompt with layouts in place of the matches."""
+        ids: list[int] = []
+        placements: list[Placement] = []
+        cursor = 0
+        for match in matches:
+            ids += self._prompt[cursor : match.span.start]
+            tokens = self._layouts[match.modality][match.index].tokens
+            placements.append(Placement(match.modality, match.index, len(ids), tokens))
+            ids += tokens.ids
+            cursor = match.span.stop
+        ids += self._prompt[cursor:]
+        return PlacedPrompt(ids, placements)
+
+
+def find_anchor(layout: ItemLayout, prompt: Sequence[int]) -> Span | None:
+    """Return where the first update that inserts the layout does so; None where none does."""
+    for update, target in layout.updates:
+        offset = update.anchor(prompt, target)
+        if offset is not None:
+            return Span(offset, offset)
+    return None
+
+
+# -- the sentences ---------------------------------------------------------------------------------
+
+
+class _Refusals:
+    """The sentences in which a prompt is refused."""
+
+    def __init__(
+        self,
+        prompt: list[int],
+        text: str,
+        layouts: LayoutsByModality,
+        where: str,
+        reserved: Mapping[Target, str],
+        tok: Vocabulary | None,
+    ) -> None:
+        self._prompt = prompt
+        self._text = text
+        self._layouts = layouts
+        self._where = where
+        self._reserved = reserved
+        self._tok = tok
+
+    def explain(self, reason: _DoesNotFit) -> InputError:
+        """Return the error for a prompt that has none of the forms."""
+        if isinstance(reason, _TargetWithoutItem):
+            return self._target_without_item(reason.target)
+        if isinstance(reason, _ItemNotFound):
+            return self._item_not_found(reason.modality, reason.index)
+        assert isinstance(reason, _TokensLeftOver)
+        return self._wrong_count(reason.modality, InputError)
+
+    def ambiguous_layout(self, modalities: Sequence[str], layout: ItemLayout) -> InputError:
+        """Return the error for a layout that items of several modalities have."""
+        where = ", ".join(f"{self._where}.{modality}" for modality in modalities)
+        got = f"the layout {self._describe(layout.tokens.ids)}, which either has"
+        remedy = "Send the prompt before it is expanded, or no item of the other."
+        return InputError(where, "a prompt that tells their items apart", got, remedy)
+
+    def target_inside_layout(self, match: _Match, modality: str, layout_text: str) -> InputError:
+        """Return the error for a target inside a layout of another modality."""
+        where = f"{self._where}.{match.modality}[{match.index}]"
+        target = self._describe(self._prompt[match.span.start : match.span.stop])
+        layout = self._describe([ord(character) for character in layout_text])
+        got = f"{target} inside {layout}, a layout of {modality}"
         remedy = "Write one target per item, or send the prompt in which every layout stands."
-        return InputError(where, expected, got, remedy)
+        return InputError(where, "a target outside layouts", got, remedy)
 
-    def _without_item(self, target: Target) -> InputError:
-        got = f"the target {self._brief(target)} without its item"
+    def _target_without_item(self, target: Target) -> InputError:
+        where = f"{self._where}.{self._reserved[target]}"
+        got = f"the target {self._describe(target)} without its item"
         remedy = "Send the item, or leave the target out."
-        where = f"{self.where}.{self.reserved[target]}"
         return InputError(where, "one item per target", got, remedy)
 
-    def _not_found(self, modality: str, index: int) -> InputError:
-        items, where = self.items[modality], f"{self.where}.{modality}"
-        update, target = items[index].updates[0]
+    def _item_not_found(self, modality: str, index: int) -> InputError:
+        layouts = self._layouts[modality]
+        where = f"{self._where}.{modality}"
+        update, target = layouts[index].updates[0]
         if isinstance(update, Insert):  # only a prefix may be missing
-            got = f"one that starts with {self._brief(self.prompt[: len(target)])}"
-            expected = f"a prompt that starts with {self._brief(target)}"
+            expected = f"a prompt that starts with {self._describe(target)}"
+            got = f"one that starts with {self._describe(self._prompt[: len(target)])}"
             return NotFound(where, expected, got)
         # item-numbered targets, or layouts of several lengths that the caller writes
-        if len({own.unexpanded_ids for own in items}) > 1:
-            sought, word = self._brief(items[index].unexpanded_ids), _word(update)
-            expected = f"the {word} {sought} in the prompt, after those of the items before it"
+        if len({layout.unexpanded_ids for layout in layouts}) > 1:
+            word = _name_of_caller_ids(update)
+            ids = self._describe(layouts[index].unexpanded_ids)
+            expected = f"the {word} {ids} in the prompt, after those of the items before it"
             remedy = f"Write one {word} per item, in order."
             return NotFound(f"{where}[{index}]", expected, "none", remedy)
         return self._wrong_count(modality, NotFound)
 
     def _wrong_count(self, modality: str, error: type[InputError]) -> InputError:
-        items, where = self.items[modality], f"{self.where}.{modality}"
-        layout, update = items[0].tokens, items[0].updates[0].update
-        sought, embeds = items[0].unexpanded_ids, layout.embed_ids
-        stray = sum(token in embeds for token in self.prompt)
+        """Return the error for more or fewer targets or placeholders than the items have."""
+        layouts = self._layouts[modality]
+        where = f"{self._where}.{modality}"
+        tokens = layouts[0].tokens
+        update = layouts[0].updates[0].update
+        num_placeholders = _count_among(self._prompt, tokens.embed_ids)
         if isinstance(update, Insert):
+            got = self._count_placeholders(num_placeholders, tokens.embed_ids)
             remedy = "Leave them out: mmkit inserts the layouts of the items."
-            got = self._placeholders(stray, embeds)
             return error(where, "a prompt without placeholders", got, remedy)
-        count, word = self.text.count(as_text(sought)), _word(update)
-        written, sent = _counted(len(items), word), _counted(len(items), "item")
-        expected = f"{written} {self._brief(sought)} in the prompt for {sent}"
-        stray -= count * sum(token in embeds for token in sought)
-        got = f"{count}" + (f", and {self._placeholders(stray, embeds)} beside" if stray else "")
+        ids = layouts[0].unexpanded_ids
+        word = _name_of_caller_ids(update)
+        count = self._text.count(as_text(ids))
+        stray = num_placeholders - count * _count_among(ids, tokens.embed_ids)
+        num_expected = _count_word(len(layouts), word)
+        num_items = _count_word(len(layouts), "item")
+        expected = f"{num_expected} {self._describe(ids)} in the prompt for {num_items}"
+        got = str(count)
         remedy = f"Write one {word} per item, and nothing else with its tokens."
-        if stray and word == "target":
-            whole = self._brief(layout.ids)
-            remedy = f"Write one target per item, or its whole layout, {whole}."
+        if stray:
+            got = f"{count}, and {self._count_placeholders(stray, tokens.embed_ids)} beside"
+            if word == "target":
+                layout = self._describe(tokens.ids)
+                remedy = f"Write one target per item, or its whole layout, {layout}."
         return error(where, expected, got, remedy)
 
-    def _placeholders(self, count: int, embeds: Collection[int]) -> str:
-        """A number of placeholders, with the first that stands in the prompt."""
-        token = next((token for token in self.prompt if token in embeds), None)
-        spelled = "" if token is None else f" {self._brief([token])}"
-        return f"{_counted(count, 'placeholder')}{spelled}"
+    def _count_placeholders(self, count: int, embed_ids: Collection[int]) -> str:
+        """Return a number of placeholders in words, with the first that stands in the prompt."""
+        words = _count_word(count, "placeholder")
+        for token in self._prompt:
+            if token in embed_ids:
+                return f"{words} {self._describe([token])}"
+        return words
 
-    def _brief(self, ids: Sequence[int]) -> str:
-        return brief(ids, self.tok)
+    def _describe(self, ids: Sequence[int]) -> str:
+        return describe_ids(ids, self._tok)
 
 
-def _word(update: Update) -> str:
-    """What a caller writes for an item."""
+def _count_among(ids: Sequence[int], among: Collection[int]) -> int:
+    """Return how many of the ids are among others."""
+    return sum(token in among for token in ids)
+
+
+def _name_of_caller_ids(update: Update) -> str:
+    """Return the word for what a caller writes for an item."""
     return "target" if isinstance(update, Replace) else "layout"
 
 
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
-
-
-def brief(ids: Sequence[int], tok: Vocabulary | None = None) -> str:
-    """Ids for a message, as their text where there is a vocabulary that has one for them."""
-    ids = list(ids)
-    if len(ids) > 1 and len(set(ids)) == 1:
-        return f"{brief(ids[:1], tok)} * {len(ids)}"
-    shown = ids if len(ids) <= 8 else ids[:4]
-    text = tok.text_of_target(shown).strip(" ") if tok is not None else ""
-    if text.strip():
-        return repr(text) if shown is ids else f"{text!r}... of {len(ids)} tokens"
-    return str(ids) if shown is ids else f"[{', '.join(map(str, shown))}, ... {len(ids)} ids]"
+def _count_word(count: int, word: str) -> str:
+    plural = "" if count == 1 else "s"
+    return f"{count} {word}{plural}"

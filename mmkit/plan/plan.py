@@ -29,14 +29,14 @@ from ..language.layout import EndingWith, Fixed, Target
 from ..language.node import fold
 from ..language.spec import Declaration
 from ..language.vocabulary import Vocabulary, check_ids, id_text, of_text_config, vocab_size
-from . import placement
+from . import placement, text_targets
 from .calls import Call
 from .intake import Taken
 from .memo import Memo, options_key
 from .merging import MergedRuns
 from .modality import BoundModality
 from .output import BoundOutput
-from .placement import EMPTY, READINGS, LayoutsByModality, PlacedPrompt, Placement, Reading
+from .placement import EMPTY, LayoutsByModality, PlacedPrompt, Placement, PromptForm
 from .processing import Processed
 
 Part: TypeAlias = Literal["prompt", "decoder_prompt"]
@@ -274,9 +274,8 @@ class Plan:
             for target, special in modality.placeholders.targets().items():
                 if (other := owners.setdefault(target, modality.name)) != modality.name:
                     expected = "a target that no other modality has"
-                    got = (
-                        f"{placement.brief(target, self._scope.tok)}, which is that of {other} too"
-                    )
+                    spelled = placement.describe_ids(target, self._scope.tok)
+                    got = f"{spelled}, which is that of {other} too"
                     remedy = "Give each a token of its own."
                     raise SpecError(f"{modality.where}, update", expected, got, remedy)
                 if special:
@@ -445,7 +444,7 @@ class Plan:
         taken = self.take(data)
         items = self._alternatives(taken)
         try:
-            apart, placements = self._apart(ids, items, EMPTY, ("layouts",))
+            apart, placements = self._apart(ids, items, EMPTY, (PromptForm.EXPANDED,))
         except InputError as error:
             expected, got = "the layout of each item", "a prompt without some of them"
             remedy = "Give what expand() returns, and the same items."
@@ -600,7 +599,7 @@ class Plan:
             token = min(bare.intersection(prompt))
             name = self._owners[token][0]
             number = list(prompt).count(token)
-            spelled = placement.brief([token], self._scope.tok)
+            spelled = placement.describe_ids([token], self._scope.tok)
             got = f"{number} placeholder{'' if number == 1 else 's'} {spelled} and no item"
             remedy = f'Send items of "{name}", or leave the placeholders out.'
             raise InputError(self.modalities[name].where, "one item per placeholder", got, remedy)
@@ -609,10 +608,10 @@ class Plan:
             raise InputError(f"{self.spec.name}.{min(missing)}", expected, "none", remedy)
         if not present:
             ids, tok = [*prompt], self._scope.tok
-            texts = placement.find_text_targets(EMPTY, self._reserved)
+            texts = text_targets.find_text_targets(EMPTY, self._reserved)
             if texts and tok is not None:
-                ids = placement.restore_text_targets(ids, texts, tok)
-            placement.place(ids, {}, self.spec.name, self._reserved, ("targets",), tok)
+                ids = text_targets.restore_text_targets(ids, texts, tok)
+            placement.place(ids, {}, self.spec.name, self._reserved, (PromptForm.UNEXPANDED,), tok)
 
     def place(self, prompt: list[int], items: LayoutsByModality) -> PlacedPrompt:
         """Bring the layouts of all items into a prompt; see `mmkit.plan.placement`.
@@ -625,13 +624,15 @@ class Plan:
         if not present:
             return PlacedPrompt(list(prompt), [])
         reserved, tok = self._reserved, self._scope.tok
-        texts = placement.find_text_targets(present, reserved)
+        texts = text_targets.find_text_targets(present, reserved)
         if texts and tok is not None:
             try:
                 # before anything is written anew: a layout may hold the text of a target
-                return self.runs.merge(self._apart(prompt, present, reserved, ("layouts",)))
+                return self.runs.merge(
+                    self._apart(prompt, present, reserved, (PromptForm.EXPANDED,))
+                )
             except InputError:
-                prompt = placement.restore_text_targets(prompt, texts, tok)
+                prompt = text_targets.restore_text_targets(prompt, texts, tok)
         return self.runs.merge(self._apart(prompt, present, reserved))
 
     def _apart(
@@ -639,14 +640,14 @@ class Plan:
         prompt: list[int],
         items: LayoutsByModality,
         reserved: Mapping[Target, str],
-        readings: Sequence[Reading] = READINGS,
+        forms: Sequence[PromptForm] = tuple(PromptForm),
     ) -> PlacedPrompt:
         """`mmkit.plan.placement.place`, with the tokens that merge taken apart."""
         if items and self.runs.tokens_by_length:
             prompt = self.runs.split(prompt)
             items = self.runs.split_layouts(items)
         tok = self._scope.tok
-        return placement.place(prompt, items, self.spec.name, reserved, readings, tok)
+        return placement.place(prompt, items, self.spec.name, reserved, forms, tok)
 
 
 def hidden_size(config: Any) -> int | None:

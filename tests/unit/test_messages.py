@@ -54,7 +54,7 @@ from mmkit.language.expr import Scope, evaluate
 from mmkit.language.field import identity
 from mmkit.language.vocabulary import Vocabulary
 from mmkit.plan.placeholders import TooManyRows
-from mmkit.plan.placement import NotFound, place
+from mmkit.plan.placement import NotFound, PromptForm, place
 
 from .common import CONFIG, Tokenizer, alternatives, bound, modality, plan_of, refused
 
@@ -673,7 +673,7 @@ MISSING = [
     ("spec.m: expected 1 target [3] in the prompt for 1 item, got 0. Write one target per item, and nothing else …",
      lambda: put([1], ("replace", [3]))),
     ("spec.m: expected 1 target [3] in the prompt for 1 item, got 0. …",
-     lambda: place([1], {"m": [alternatives(("replace", [3], [5]))]}, "spec", readings=("either",))),
+     lambda: place([1], {"m": [alternatives(("replace", [3], [5]))]}, "spec", forms=[PromptForm.MIXED])),
     ("spec.m: expected 1 target '<graph>' in the prompt for 1 item, got 0. …",
      lambda: place([1], {"m": [alternatives(("replace", map(ord, "<graph>"), [5]))]}, "spec", tok=WORDS)),
     ("spec.m: expected 2 layouts [5] * 2 in the prompt for 2 items, got 1, and 1 placeholder [5] beside. Write …",

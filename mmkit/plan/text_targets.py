@@ -1,0 +1,167 @@
+"""Targets that are texts of several tokens, found wherever they stand in a prompt.
+
+What a tokenizer makes of a text depends on what stands before and after it: Llama 2's begins
+``<graph>`` with a space where it stands by itself and not in ``a.<graph>``, and GPT-2's may have
+``.<`` as one token. Before items are placed, such targets get the ids that the tokenizer makes of
+them by themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from ..language.layout import Replace, Target, as_text
+from ..language.vocabulary import Vocabulary
+from .placement import LayoutsByModality
+
+
+def find_text_targets(layouts: LayoutsByModality, reserved: Mapping[Target, str]) -> set[Target]:
+    """Return the targets of several tokens, which the tokenizer may split otherwise in a prompt.
+
+    Args:
+        layouts: the layouts of the items, by modality.
+        reserved: further targets, each with its modality.
+    """
+    targets: set[Target] = set()
+    for target in reserved:
+        if len(target) > 1:
+            targets.add(target)
+    for item_layouts in layouts.values():
+        for layout in set(item_layouts):  # most items of a modality share one
+            for update, target in layout.updates:
+                if isinstance(update, Replace) and len(target) > 1:
+                    targets.add(target)
+    return targets
+
+
+def restore_text_targets(
+    prompt: list[int], targets: Collection[Target], tok: Vocabulary
+) -> list[int]:
+    """Return a prompt in which every target has its own ids.
+
+    No id outside a target changes, except for a token that reaches across its edge: the part
+    outside is encoded again.
+
+    Args:
+        prompt: token ids; not changed.
+        targets: their ids, as the tokenizer makes them of the texts by themselves.
+        tok: the vocabulary.
+    """
+    target_of_text = {tok.text_of_target(target): target for target in targets}
+    if _has_only_whole_targets(prompt, target_of_text, tok):  # nearly always
+        return prompt
+    pieces = _PromptPieces(prompt, tok)
+    whole_targets = _find_whole_targets(prompt, targets)
+    ids: list[int] = []
+    end = 0  # in the text, of the target before
+    for match in _find_texts(pieces.text, target_of_text):
+        tokens = pieces.find_tokens(match.start(), match.end())
+        if any(tokens.overlaps(target) for target in whole_targets):
+            continue
+        before = pieces.encode(end, match.start())
+        if before is None:
+            continue
+        ids += before
+        ids += target_of_text[match[0]]
+        end = match.end()
+    if end == 0:
+        return prompt
+    after = pieces.encode(end, len(pieces.text))
+    if after is None:
+        return prompt
+    return ids + after
+
+
+class _Range(NamedTuple):
+    """Some positions of a prompt, from `start` to before `stop`."""
+
+    start: int
+    stop: int
+
+    def overlaps(self, other: _Range) -> bool:
+        return self.start < other.stop and other.start < self.stop
+
+
+def _has_only_whole_targets(
+    prompt: list[int], target_of_text: Mapping[str, Target], tok: Vocabulary
+) -> bool:
+    """Return whether each text stands in the prompt as often as its target's ids do."""
+    text = tok.simple_text(prompt)
+    if text is None:
+        return False
+    ids_as_text = as_text(prompt)
+    for target_text, target in target_of_text.items():
+        if text.count(target_text) != ids_as_text.count(as_text(target)):
+            return False
+    return True
+
+
+def _find_texts(text: str, target_of_text: Mapping[str, Target]) -> list[re.Match[str]]:
+    """Return where the texts of targets stand in a text, without overlaps, the longest first."""
+    target_texts = [target_text for target_text in target_of_text if target_text.strip()]
+    if not target_texts:
+        return []
+    target_texts.sort(key=len, reverse=True)
+    pattern = "|".join(re.escape(target_text) for target_text in target_texts)
+    return list(re.finditer(pattern, text))
+
+
+def _find_whole_targets(prompt: list[int], targets: Collection[Target]) -> list[_Range]:
+    """Return the positions of a prompt at which targets stand with their own ids."""
+    prompt_text = as_text(prompt)
+    ranges: list[_Range] = []
+    for target in targets:
+        target_text = as_text(target)
+        start = prompt_text.find(target_text)
+        while start >= 0:
+            stop = start + len(target)
+            ranges.append(_Range(start, stop))
+            start = prompt_text.find(target_text, stop)
+    return ranges
+
+
+class _PromptPieces:
+    """The text of a prompt, in pieces of one token or of the tokens of one character.
+
+    Attributes:
+        text: the text of the whole prompt.
+    """
+
+    def __init__(self, prompt: list[int], tok: Vocabulary) -> None:
+        self._prompt = prompt
+        self._tok = tok
+        # where each piece begins in the text and in the prompt, and then both ends
+        self._text_offsets = [0]
+        self._id_offsets = [0]
+        texts: list[str] = []
+        for text, num_ids in tok.pieces(prompt):
+            texts.append(text)
+            self._text_offsets.append(self._text_offsets[-1] + len(text))
+            self._id_offsets.append(self._id_offsets[-1] + num_ids)
+        self.text = "".join(texts)
+
+    def find_tokens(self, start: int, stop: int) -> _Range:
+        """Return the positions of the tokens that hold any of ``text[start:stop]``."""
+        first_piece = bisect_right(self._text_offsets, start) - 1
+        end_piece = bisect_left(self._text_offsets, stop)
+        return _Range(self._id_offsets[first_piece], self._id_offsets[end_piece])
+
+    def encode(self, start: int, stop: int) -> list[int] | None:
+        """Return the ids of ``text[start:stop]``: those of the prompt, as far as they lie inside.
+
+        The text inside of a token that reaches across an edge is encoded again. None where no ids
+        have that text inside another one.
+        """
+        first_piece = bisect_left(self._text_offsets, start)
+        end_piece = bisect_right(self._text_offsets, stop) - 1
+        if first_piece > end_piece:  # all inside one token
+            return self._tok.inside(self.text[start:stop])
+        before = self._tok.inside(self.text[start : self._text_offsets[first_piece]])
+        after = self._tok.inside(self.text[self._text_offsets[end_piece] : stop])
+        if before is None or after is None:
+            return None
+        inner = self._prompt[self._id_offsets[first_piece] : self._id_offsets[end_piece]]
+        return before + inner + after
