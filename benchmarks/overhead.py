@@ -5,7 +5,7 @@ that vLLM's own class takes, too. vLLM has none for Terra's actions, a series an
 the other side is `benchmarks.hand_written`.
 
 A request is parsed and processed as vLLM's renderer does it. The time in the Hugging Face processor
-(the call of vLLM's `InputProcessingContext.call_hf_processor`, or of mmkit's `Call`) is taken
+(the call of vLLM's `InputProcessingContext.call_hf_processor`, or of mmkit's `HFCall`) is taken
 apart, since it is not the library's: `own` is all the rest, vLLM's base classes included. Times are
 those of the one thread on its core, so that other processes of the machine take no part in them.
 """
@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import typer
 
 from mmkit.generate import Classes
-from mmkit.plan.calls import Call
+from mmkit.plan.hf_calls import HFCall
 from mmkit.testing.differences import differences
 
 from . import measure
@@ -49,7 +49,7 @@ PARTS = {
     "startup": "start-up",
 }
 SIDES = ("generated", "hand_written")
-_CALL = Call.__call__
+_CALL = HFCall.__call__
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Side:
                 self.in_hf += clock() - start
 
         if is_generated:
-            Call.__call__ = timed  # type: ignore[method-assign]
+            HFCall.__call__ = timed  # type: ignore[method-assign]
         else:
             object.__setattr__(context, "call_hf_processor", timed)
 

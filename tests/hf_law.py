@@ -15,7 +15,7 @@ from examples import series, terra
 from examples.series.spec import WAVES
 from examples.terra.spec import TERRA
 from mmkit import ModelSpec
-from mmkit.plan.placeholders import rows_field
+from mmkit.plan.encoder_rows import rows_field
 from mmkit.testing import Request, Subject, of_spec, vllm_model, vllm_path
 from mmkit.testing.differences import differences
 from mmkit.testing.strategies import for_each

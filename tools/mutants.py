@@ -44,7 +44,7 @@ from tools.shared import ROOT
 MODULES = """\
 language/expr language/layout language/field language/spec
 language/items/base language/items/tensor language/items/media
-plan/intake plan/processing plan/placeholders plan/modality plan/placement plan/merging
+plan/parsing plan/processing plan/layouts plan/modality plan/placement plan/merging
 plan/text_targets plan/plan"""
 OURS = ("mmkit", "tests", "examples", "tools", "__main__", "__mp_main__")
 """What no process of a mutant has imported before."""

@@ -155,7 +155,7 @@ def _of_output(output: Output, plan: Plan | None) -> Iterator[tuple[str, str, st
 
 def _layout(bound: BoundModality) -> str:
     """A bound layout: its ids, or its formula where they depend on the item."""
-    layout = bound.placeholders.layout
+    layout = bound.layout_evaluator.layout
     return " ".join(folded(map(str, layout.ids))) if isinstance(layout, Fixed) else repr(layout)
 
 

@@ -15,8 +15,8 @@ from typing_extensions import override
 from ..errors import MmkitError
 from ..language.field import Batched
 from ..language.spec import Declaration
+from ..plan.encoder_rows import encoder_rows, encoder_rows_or_zeros, rows_field
 from ..plan.modality import BoundModality
-from ..plan.placeholders import encoder_rows, encoder_rows_or_zeros, rows_field
 from ..plan.plan import Plan
 from ..plan.soundness import largest_magnitude
 from ..vllm_api import models
@@ -132,10 +132,10 @@ class MultiModalModel(models.ModelInterface):
         """
         rows: list[torch.Tensor] = []
         for name, modality in self.mm_plan.modalities.items():
-            encoded: list[torch.Tensor] = modality.intake.received(kwargs)
+            encoded: list[torch.Tensor] = modality.parser.split_rows(kwargs)
             fields = {key: kwargs[key] for key in modality.fields if kwargs.get(key) is not None}
             # with embeddings, the fields that their layout reads come alone
-            if not fields.keys() <= modality.intake.companions.keys():
+            if not fields.keys() <= modality.parser.companions.keys():
                 encoded += self._encoded(modality, fields, kwargs.get(rows_field(modality.name)))
             if encoded:
                 sound, unsound = contained(encoded, self._bound)
@@ -154,7 +154,7 @@ class MultiModalModel(models.ModelInterface):
         if rows is not None:
             counts = [int(count) for count in rows]  # of the host, without waiting for the device
         elif (first := next(batched, None)) is not None:
-            counts = [modality.placeholders.fixed_rows] * len(first)
+            counts = [modality.layout_evaluator.fixed_rows] * len(first)
         where = f"{modality.where}, embed_{modality.name}"
         expected = [count for count in counts or () if count is not None]
         if not self._is_serving or counts is None or len(expected) < len(counts):

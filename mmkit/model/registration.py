@@ -86,7 +86,7 @@ def get_mrope_input_positions(
             continue
         fields = {name: element.data for name, element in feature.data.items()}
         mask = np.ones(place.length) if place.is_embed is None else place.is_embed.numpy()
-        grids = modality.placeholders.grids(fields, mask)
+        grids = modality.layout_evaluator.grids(fields, mask)
         runs += [(place.offset + offset, grid) for offset, grid in grids]
     parts, here, following = [], 0, 0
     for offset, grid in sorted(runs, key=lambda run: run[0]):

@@ -2,10 +2,10 @@
 
 - `plan`: the plan as a whole, and its methods for requests;
 - `modality`: a modality, bound;
-- `intake`: what a caller sends, as canonical items;
+- `parsing`: what a caller sends, as canonical items;
 - `processing`: canonical items to processed fields;
-- `calls`: calls of the Hugging Face processor that some modalities share;
-- `placeholders`: what an item becomes in the prompt, evaluated once per geometry and cached;
+- `hf_calls`: calls of the Hugging Face processor that some modalities share;
+- `layouts`: what an item becomes in the prompt, evaluated once per geometry and cached;
 - `placement`: where the layouts of all items stand in the prompt;
 - `rehearsal`: the checks that run a spec on items before the first request;
 - `output`: what the model may say, as arrays.

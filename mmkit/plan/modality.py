@@ -36,12 +36,12 @@ from ..language.layout import (
 )
 from ..language.node import fold
 from ..language.spec import Modality
-from .calls import LazyProcessor
 from .forms import Form, form_of, has_form
-from .intake import Embedding, Intake, Taken
-from .placeholders import Placeholders, PlaceholdersOfEmbeddings, TooManyRows
+from .hf_calls import LazyProcessor
+from .layouts import EmbeddingLayoutEvaluator, LayoutEvaluator, TooManyRows
+from .parsing import Embedding, ItemParser, Taken
 from .placement import ItemLayout
-from .processing import Processed, Processing
+from .processing import FieldProcessor, Processed
 from .rehearsal import rehearse
 
 _STEPS = 1024
@@ -91,7 +91,7 @@ class Learned:
             long as they are not known.
         placeholder_texts: the tokens that stand for items in a prompt, as texts, which no text in
             an item may spell; empty as long as they are not known.
-        shares_memory: see `Processing`.
+        shares_memory: see `FieldProcessor`.
     """
 
     def __init__(self, modality: BoundModality) -> None:
@@ -134,10 +134,10 @@ class BoundModality:
         fields_and_embeds: these, and the field of precomputed embeddings, where the spec takes any.
         grid: the sizes of its grid of M-RoPE positions; empty where the spec has none.
         limit: the most items in one request, or None.
-        intake: turns a caller's data into canonical items.
-        processing: turns canonical items into processed fields.
-        placeholders: the layouts and targets of items.
-        placeholders_of_embeddings: those of precomputed embeddings.
+        parser: turns a caller's data into canonical items.
+        field_processor: turns canonical items into processed fields.
+        layout_evaluator: the layouts and targets of items.
+        embedding_layout_evaluator: those of precomputed embeddings.
         embed_ids: the placeholder ids that are known without an item, or that items had so far.
         checked: the fields of which all items must have one form.
         learned: what its items taught.
@@ -208,12 +208,12 @@ class BoundModality:
         self.item: ItemType = item if hf else item.for_function()
         self.embed_ids: set[int] = set()
         self.literal_ids: set[int] = set()
-        self.placeholders = Placeholders(self, layout, vocab_size)
-        self.placeholders_of_embeddings = self.placeholders
+        self.layout_evaluator = LayoutEvaluator(self, layout, vocab_size)
+        self.embedding_layout_evaluator = self.layout_evaluator
         if spec.embeds:
-            self.placeholders_of_embeddings = PlaceholdersOfEmbeddings(self, of_embeds, vocab_size)
-        self.intake = Intake(self, companions)
-        self.processing = Processing(self, fields, hf)
+            self.embedding_layout_evaluator = EmbeddingLayoutEvaluator(self, of_embeds, vocab_size)
+        self.parser = ItemParser(self, companions)
+        self.field_processor = FieldProcessor(self, fields, hf)
         self.fields = {name: field for name, field in fields.items() if not field.hidden}
         # items without a process are checked when they are read, and constants make no batch
         is_processed = not isinstance(spec.process, Identity)
@@ -223,17 +223,17 @@ class BoundModality:
             if not isinstance(field, Shared) and (is_processed or field.is_derived)
         ]
         self.fields_and_embeds = dict(self.fields)
-        if self.intake.takes_embeds:
-            self.fields_and_embeds[self.intake.embeds_field] = self.intake.embeds_as
+        if self.parser.takes_embeds:
+            self.fields_and_embeds[self.parser.embeds_field] = self.parser.embeds_as
         tells_items = any(isinstance(field, Batched) for field in self.fields.values())
-        fixed_rows = self.placeholders.fixed_rows
+        fixed_rows = self.layout_evaluator.fixed_rows
         # a fixed number is known to the model from the server's plan, unless options change it
         is_known = fixed_rows is not None and (
-            base is None or base.placeholders.fixed_rows == fixed_rows
+            base is None or base.layout_evaluator.fixed_rows == fixed_rows
         )
         self.sends_rows = not (is_known and tells_items)
-        read = self.placeholders.fields
-        self.needs_fields = read is None or not read <= self.processing.from_facts
+        read = self.layout_evaluator.fields
+        self.needs_fields = read is None or not read <= self.field_processor.from_facts
         self.needs_hf = hf is not None and self.needs_fields
         if self.needs_hf and (candidates := len(item.candidates(0.0))) > 1:
             expected = "one largest item, since only the Hugging Face processor tells its rows"
@@ -317,9 +317,9 @@ class BoundModality:
             TooManyRows: an item has more encoder rows than the spec's largest item, for which vLLM
                 reserves memory and plans its schedule.
         """
-        placeholders, most = self.placeholders, None
+        placeholders, most = self.layout_evaluator, None
         if taken.embeds:
-            placeholders = self.placeholders_of_embeddings
+            placeholders = self.embedding_layout_evaluator
         may_be_larger |= taken.are_largest or placeholders.by_company
         if placeholders.varies and not may_be_larger:
             most = self.most_rows
@@ -380,7 +380,7 @@ class BoundModality:
             SpecError: the item is refused, or the outputs contradict the declared fields.
         """
         with report_as_spec_error(remedy=self.item.remedy):
-            return self.processing.run(Taken.whole([value]))[0]
+            return self.field_processor.run(Taken.whole([value]))[0]
 
     def forms_of(self, fields: Mapping[str, Any]) -> dict[str, Form]:
         """Return the forms of the fields of an item, as far as it tells them."""
@@ -418,11 +418,11 @@ class BoundModality:
     def read(self, taken: Taken) -> Processed:
         """The processed fields of some items as far as their layouts read them.
 
-        Errors as for `Processing.run`.
+        Errors as for `FieldProcessor.run`.
         """
         if taken.embeds:
             return taken.values
-        processing = self.processing
+        processing = self.field_processor
         return processing.run(taken) if self.needs_fields else processing.of_facts(taken)
 
     @cached_property
@@ -550,7 +550,7 @@ class BoundModality:
         if self.needs_hf:
             return
         rehearse(self)
-        if self.processing.call is None:
+        if self.field_processor.hf_call is None:
             self._check_forms_of_spec()
         # also where the largest item is made to fit the context, a mistake shows now
         for value in (self.largest[0], *self.item.smallest()):
@@ -579,7 +579,7 @@ class BoundModality:
         Raises:
             SpecError: names both numbers.
         """
-        if not self.placeholders.reads_index or self.limit in (0, 1) or not self.may_cache(2):
+        if not self.layout_evaluator.reads_index or self.limit in (0, 1) or not self.may_cache(2):
             return
         first, second = (self.placeholder_of(value, index).num_embeds for index in (0, 1))
         if first != second:
@@ -605,6 +605,6 @@ class BoundModality:
         """Return the evaluated layout of a raw item in its scope. Errors as for
         `placeholder_of`."""
         try:
-            return self.placeholders.alternatives(scope).tokens
+            return self.layout_evaluator.alternatives(scope).tokens
         except InputError as error:
             raise SpecError(str(error)) from error

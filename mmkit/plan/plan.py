@@ -30,12 +30,12 @@ from ..language.node import fold
 from ..language.spec import Declaration
 from ..language.vocabulary import Vocabulary, check_ids, id_text, of_text_config, vocab_size
 from . import placement, text_targets
-from .calls import Call
-from .intake import Taken
+from .hf_calls import HFCall
 from .memo import Memo, options_key
 from .merging import MergedRuns
 from .modality import BoundModality
 from .output import BoundOutput
+from .parsing import Taken
 from .placement import EMPTY, LayoutsByModality, PlacedPrompt, Placement, PromptForm
 from .processing import Processed
 
@@ -126,7 +126,7 @@ class Plan:
         refusals = self._bind(Scope(cfg=config, proc=processor, tok=tok, kwargs=dict(kwargs or {})))
         if base is not None:
             refusals.raise_first()
-            # `Placeholders` refuses other ids
+            # `LayoutEvaluator` refuses other ids
             self._owners, self.embed_ids = base._owners, base.embed_ids
             self.outputs = base.outputs  # which depend on no options
             return
@@ -220,10 +220,10 @@ class Plan:
         for modality in self.modalities.values():
             literals = f"{modality.where}, layout"
             self._check_literals(modality.literal_ids, literals, modality.name)
-            for target in modality.placeholders.targets():
+            for target in modality.layout_evaluator.targets():
                 self._check_literals(target, f"{modality.where}, update", modality.name)
                 self._check_known(target, f"{modality.where}, update")
-            for prefix in modality.placeholders.prefixes():
+            for prefix in modality.layout_evaluator.prefixes():
                 self._check_literals(prefix, f"{modality.where}, update")
         if isinstance(end := self._prompts["prompt"], EndingWith):
             for fixed in end.ids.fixed():
@@ -271,7 +271,7 @@ class Plan:
         owners: dict[Target, str] = {}
         reserved: dict[Target, str] = {}
         for modality in self.modalities.values():
-            for target, special in modality.placeholders.targets().items():
+            for target, special in modality.layout_evaluator.targets().items():
                 if (other := owners.setdefault(target, modality.name)) != modality.name:
                     expected = "a target that no other modality has"
                     spelled = placement.describe_ids(target, self._scope.tok)
@@ -362,28 +362,28 @@ class Plan:
 
     def _process(self, taken: AllTaken) -> dict[str, Processed]:
         done: dict[str, Processed] = {}
-        shared: dict[Hashable, dict[Call, Taken]] = {}
+        shared: dict[Hashable, dict[HFCall, Taken]] = {}
         for name, own in taken.items():
             if name not in self.modalities:
                 expected = f"options with which the model has the modality {name}"
                 raise InputError(self._options_where, expected, "others")
             modality = self.modalities[name]
-            modality.intake.check_present(own.values, "None, and no such item in the cache")
-            processing = modality.processing
+            modality.parser.check_present(own.values, "None, and no such item in the cache")
+            processing = modality.field_processor
             if not own.values:
                 continue
             if own.embeds:
                 done[name] = own.values
             elif own.are_largest and (zeros := processing.zeros(own)):
                 done[name] = zeros
-            elif (call := processing.call) is None or call.hf.one_by_one:
+            elif (call := processing.hf_call) is None or call.hf.one_by_one:
                 done[name] = processing.run(own)
             else:
                 shared.setdefault(call.key, {})[call] = own
         for calls in shared.values():
             outputs = next(iter(calls)).outputs(calls)
             for call, own in calls.items():
-                done[call.modality.name] = call.modality.processing.finish(outputs, own)
+                done[call.modality.name] = call.modality.field_processor.finish(outputs, own)
         return done
 
     def preview(self, prompt: Prompt, data: Mapping[str, object], **tokenization: Any) -> Preview:
@@ -500,9 +500,9 @@ class Plan:
         taken: dict[str, Taken] = {}
         for name, sent in data.items():
             modality = self.modalities[name]
-            own = modality.intake.take(sent, self.hidden_size)
-            modality.intake.check_present(own.values, "None")
-            modality.intake.check_count(own.total, modality.limit)
+            own = modality.parser.parse(sent, self.hidden_size)
+            modality.parser.check_present(own.values, "None")
+            modality.parser.check_count(own.total, modality.limit)
             if own.values:
                 taken[name] = own
         return taken
@@ -577,7 +577,7 @@ class Plan:
             remedy, expected = "", f"modalities among {sorted(self.modalities)}"
             if known := self.modalities.get(base := name.removesuffix("_embeds")):
                 remedy = f'Send embeddings as {{"{base}": {{"{base}_embeds": ...}}}}.'
-                if not known.intake.takes_embeds:
+                if not known.parser.takes_embeds:
                     remedy = f"Send the raw items of {base}: the spec takes no embeddings of them."
             where = f"{self.spec.name}.multi_modal_data"
             raise InputError(where, expected, repr(name), remedy)

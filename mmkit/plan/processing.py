@@ -15,9 +15,9 @@ from ..errors import InputError, SpecError, convert_errors
 from ..language.expr import Fields, Scope
 from ..language.field import HF, Field, Flat, Identity, unpadded
 from ..language.node import evaluate_all, leaves
-from .calls import Call
-from .intake import Taken
-from .placeholders import refusals_of_items
+from .hf_calls import HFCall
+from .layouts import refusals_of_items
+from .parsing import Taken
 
 if TYPE_CHECKING:
     from .modality import BoundModality
@@ -27,20 +27,20 @@ Processed: TypeAlias = Sequence[dict[str, Any]]
 included."""
 
 
-class Processing:
+class FieldProcessor:
     """Runs `process` and checks its result against the declared fields.
 
     Attributes:
         fields: the bound fields, by name.
         from_facts: names of the derived fields that depend on the facts of an item alone.
-        call: that of a Hugging Face processor; None where `process` is something else.
+        hf_call: that of a Hugging Face processor; None where `process` is something else.
         shares_memory: whether a function of the spec returns memory that it writes to again, so
             that what it returns is copied.
     """
 
     def __init__(self, modality: BoundModality, fields: dict[str, Field], hf: HF | None) -> None:
         self._modality, self.fields = modality, fields
-        self.call = Call(modality, hf) if hf else None
+        self.hf_call = HFCall(modality, hf) if hf else None
         self._where, self._process = f"{modality.where}, process", modality.spec.process
         # derived fields may depend on processed ones, and the sizes of flat fields on both
         order = sorted(fields.items(), key=lambda f: (isinstance(f[1], Flat), f[1].is_derived))
@@ -113,7 +113,7 @@ class Processing:
             if self._modality.item.parts:
                 columns = {key: [one[key] for one in taken.values] for key in self._processed}
             return self.finish(columns, taken, in_parts=True)
-        if self.shares_memory or (self.call and self.call.hf.one_by_one):
+        if self.shares_memory or (self.hf_call and self.hf_call.hf.one_by_one):
             each = taken.each()
             outputs = [self._outputs(one) for one in each]
             return [self.finish(raw, one)[0] for raw, one in zip(outputs, each, strict=True)]
@@ -121,8 +121,8 @@ class Processing:
 
     def _outputs(self, taken: Taken) -> Mapping[str, Any]:
         """What the Hugging Face processor or the function of the spec returns for some items."""
-        if self.call:
-            return self.call.outputs({self.call: taken})
+        if self.hf_call:
+            return self.hf_call.outputs({self.hf_call: taken})
         raw = self.called(taken.values)
         return copy.deepcopy(raw) if self.shares_memory else raw
 
@@ -154,7 +154,7 @@ class Processing:
         stated = {name: self.fields[name].shape for name in self._processed}
         is_known = len(stated) + len(self.from_facts) == len(self.fields) and not modality.needs_hf
         # of one shape, a small item takes as long as the largest
-        if not (self.call and is_known and None not in stated.values() and leaves(stated)):
+        if not (self.hf_call and is_known and None not in stated.values() and leaves(stated)):
             return None
         raw: dict[str, list[torch.Tensor]] = {}
         with suppress(SpecError):  # the processor takes no small item, or it alone tells a shape
@@ -184,7 +184,7 @@ class Processing:
             SpecError: a field is missing, has another number of items, or, from a function of the
                 spec, another shape or dtype than stated.
         """
-        if not in_parts and self.call and (names := self.call.hf.outputs):
+        if not in_parts and self.hf_call and (names := self.hf_call.hf.outputs):
             raw = {names.get(name, name): value for name, value in raw.items()}
         if missing := [name for name in self._processed if raw.get(name) is None]:
             got = f"{sorted(raw)}, without {missing}"
@@ -219,7 +219,7 @@ class Processing:
                 largest item.
             SpecError: a function of the spec has.
         """
-        if self.call is None:
+        if self.hf_call is None:
             declared.check(part, scope, index)
             return
         try:

@@ -22,7 +22,7 @@ from ..errors import MmkitError, SpecError, report_as_spec_error
 from ..language.field import Identity
 from ..language.items.memory import share_memory
 from ..language.node import mapped
-from .intake import Taken
+from .parsing import Taken
 
 if TYPE_CHECKING:
     from ..language.items import ItemType
@@ -55,12 +55,12 @@ def rehearse(modality: BoundModality) -> None:
             of another one.
     """
     largest, smallest = modality.item.candidates()[0], modality.item.smallest()
-    if modality.processing.call is None:
+    if modality.field_processor.hf_call is None:
         _process(modality, largest, "the largest item")
         for value in smallest[:1]:
             _process(modality, value, "the smallest item")
     items: Sequence[Any]
-    if modality.processing.call is None and not isinstance(modality.spec.process, Identity):
+    if modality.field_processor.hf_call is None and not isinstance(modality.spec.process, Identity):
         items = _check_function(modality, [largest, *smallest[:1], largest])
     else:
         items = next(_random_items(modality.item, largest), [])
@@ -74,7 +74,7 @@ def _process(modality: BoundModality, value: Any, words: str) -> None:
         SpecError: the spec refuses it, or the outputs contradict the declared fields.
     """
     with report_as_spec_error(words, modality.item.remedy):
-        modality.processing.run(Taken.whole([value]))
+        modality.field_processor.run(Taken.whole([value]))
 
 
 # -- items -----------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def _call(modality: BoundModality, items: Sequence[Any]) -> _Result:
     copies = copy.deepcopy(list(items))
     writes = mapped(_writes, copies)
     try:
-        raw = modality.processing.called(copies)
+        raw = modality.field_processor.called(copies)
     except MmkitError as error:
         raise _NotTaken from error
     if mapped(_writes, copies) != writes or not _is_same(list(items), copies):
@@ -179,7 +179,7 @@ def _call(modality: BoundModality, items: Sequence[Any]) -> _Result:
 def _check_results(modality: BoundModality, items: Sequence[Any], alone: Sequence[_Result]) -> None:
     """Compare what the function of a spec returned for items that it got alone, see
     `_called_alone`, with what it returns for them together."""
-    processing = modality.processing
+    processing = modality.field_processor
     first, *_, last = items
     is_cached = modality.spec.cacheable is True
     together: list[_Result] = []
@@ -228,7 +228,7 @@ def _called_together(modality: BoundModality, items: Sequence[Any]) -> list[_Res
 def _fields(modality: BoundModality, result: _Result) -> Sequence[dict[str, Any]]:
     """Return the fields of some items that were called together."""
     taken = Taken(result.items, False, len(result.items))
-    return modality.processing.finish(result.copied, taken)
+    return modality.field_processor.finish(result.copied, taken)
 
 
 def _check_form(modality: BoundModality, fields: Sequence[Mapping[str, Any]]) -> None:
@@ -320,7 +320,7 @@ def _check_layout(
     Raises:
         SpecError: one has more encoder rows, or a function lays an item in several ways.
     """
-    if modality.placeholders.is_opaque:
+    if modality.layout_evaluator.is_opaque:
         _check_same_layout(modality, largest)
     for value in smallest:
         _check_rows(modality, modality.placeholder_of(value), "the smallest")
@@ -340,7 +340,7 @@ def _check_rows(modality: BoundModality, placeholder: Placeholder, which: str) -
         SpecError: says which item.
     """
     rows, most = placeholder.num_embeds, modality.stated_rows
-    if rows <= most or modality.placeholders.by_company:
+    if rows <= most or modality.layout_evaluator.by_company:
         return
     remedy = "State `largest=`, the shape of the item with the most."
     if modality.needs_fields:
@@ -357,7 +357,7 @@ def _check_same_layout(modality: BoundModality, value: Any) -> None:
     """
     (fields,) = modality.read(Taken.whole([value]))
     scope = modality.scope(value, 0, fields)
-    layouts = [modality.placeholders.alternatives(scope) for _ in range(_TIMES)]
+    layouts = [modality.layout_evaluator.alternatives(scope) for _ in range(_TIMES)]
     known = [(own.tokens, [update.target for update in own.updates]) for own in layouts]
     if any(own != known[0] for own in known):
         expected = "the same layout and target for an item every time"

@@ -38,7 +38,7 @@ import torch
 from ..errors import MmkitError, SpecError
 from ..generate import module_of
 from ..language.spec import Declaration
-from ..plan.intake import Taken
+from ..plan.parsing import Taken
 from ..plan.plan import Plan
 from ..plan.processing import Processed
 

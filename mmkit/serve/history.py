@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import InputError
-from ..plan.intake import Embedding
+from ..plan.parsing import Embedding
 from .protocol import Dropped
 
 

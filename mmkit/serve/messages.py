@@ -253,7 +253,7 @@ class Messages:
         engine, modality = self._state.engine, self._state.plan.modalities[name]
         self._counts[name] += 1
         try:
-            modality.intake.check_count(self._counts[name], engine.most_items.get(name))
+            modality.parser.check_count(self._counts[name], engine.most_items.get(name))
         except InputError as error:
             raise relocate(error, where) from None
         value = self._decoder.decode_item(raw, where, modality.item, list_embeds_fields(modality))

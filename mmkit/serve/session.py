@@ -282,7 +282,7 @@ class _Conversation:
         """The items of a message, as they came."""
         items: list[SessionItem] = []
         for name, sent in data.items():
-            taken = self._plan.modalities[name].intake.take(sent, self._plan.hidden_size)
+            taken = self._plan.modalities[name].parser.parse(sent, self._plan.hidden_size)
             names = uuids.get(name) or [None] * taken.total
             if len(names) != taken.total:
                 raise InputError(f"uuids.{name}", f"{taken.total} names", str(len(names)))
@@ -298,5 +298,5 @@ class _Conversation:
             remedy = "Ask for less, or start a new session."
             raise InputError("sampling_params.max_tokens", expected, got, remedy)
         for name, count in Counter(item.name for item in (*left.items, *new)).items():
-            intake = self._plan.modalities[name].intake
-            intake.check_count(count, self._engine.most_items.get(name))
+            parser = self._plan.modalities[name].parser
+            parser.check_count(count, self._engine.most_items.get(name))

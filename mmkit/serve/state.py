@@ -175,7 +175,7 @@ class ServerState:
             )
             values = next(iter(value.values())) if isinstance(value, dict) else value
             if isinstance(values, list):
-                modality.intake.check_count(len(values), self.engine.most_items.get(name))
+                modality.parser.check_count(len(values), self.engine.most_items.get(name))
             data[name] = value
         return data, {name: names for name, names in uuids.items() if names is not None}
 

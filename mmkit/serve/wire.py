@@ -34,7 +34,7 @@ from ..language.items import ItemType
 from ..language.items.pictures import upright_rgb
 from ..language.items.tensor import DTYPES, Text
 from ..language.layout import Target
-from ..plan.intake import Taken
+from ..plan.parsing import Taken
 from .protocol import Limits, ModalityInfo, decode_fields, decode_json, quote, starts_with
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class Decoder:
 
 def list_embeds_fields(modality: BoundModality) -> list[str]:
     """The fields of precomputed embeddings, that of the rows first."""
-    return [modality.intake.embeds_field, *modality.intake.companions]
+    return [modality.parser.embeds_field, *modality.parser.companions]
 
 
 def describe_modality(modality: BoundModality, limit: int | None) -> ModalityInfo:
@@ -238,13 +238,13 @@ def describe_modality(modality: BoundModality, limit: int | None) -> ModalityInf
     written: set[Target] = set()
     for value in (*kind.candidates(), *kind.smallest()) if known else ():
         written |= {ids for _, ids in modality.written(Taken.whole([value]))}
-    fixed = len(written) == 1 and not modality.placeholders.depends_on_index
+    fixed = len(written) == 1 and not modality.layout_evaluator.depends_on_index
     told = {
         "name": modality.name,
         "limit": limit,
         "largest_tokens": modality.most_rows if known else None,
         "placeholder": list(written.pop()) if fixed else None,
-        "embeds": modality.intake.embeds_field if modality.intake.takes_embeds else None,
+        "embeds": modality.parser.embeds_field if modality.parser.takes_embeds else None,
         "example": _example(kind),
         "expected": kind.expected,
         **kind.schema(),

@@ -135,7 +135,7 @@ class Subject:
             size = min(size, len(tokenizer))
         taken = {*getattr(tokenizer, "all_special_ids", ())}
         if self.plan is not None:
-            targets = [m.placeholders.targets() for m in self.plan.modalities.values()]
+            targets = [m.layout_evaluator.targets() for m in self.plan.modalities.values()]
             taken.update(self.plan.embed_ids, *chain(*targets))
         return [token for token in range(0, size, max(1, size // 64)) if token not in taken]
 

@@ -120,9 +120,9 @@ def embeddings(
     """
     fields = outcome.fields[name]
     if subject.plan is not None:
-        intake = subject.plan.modalities[name].intake
-        companions = {key: [own[key] for own in fields] for key in intake.companions}
-        return [{intake.embeds_field: list(rows), **companions}]
+        parser = subject.plan.modalities[name].parser
+        companions = {key: [own[key] for own in fields] for key in parser.companions}
+        return [{parser.embeds_field: list(rows), **companions}]
     declared = getattr(subject.processor.data_parser, "embedding_fields", {}).get(name)
     if declared:
         return [_as_declared(declared, rows, fields)]

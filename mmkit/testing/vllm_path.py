@@ -28,7 +28,7 @@ from vllm.plugins import load_general_plugins as load_general_plugins
 
 from ..errors import MmkitError, SpecError, VllmApiError
 from ..language.layout import Insert
-from ..plan.placeholders import rows_field
+from ..plan.encoder_rows import rows_field
 from ..plan.placement import ItemLayout
 from ..training.saving import TOKENIZER_FILES
 from ..vllm_api import compat

@@ -102,7 +102,7 @@ def _fields(plan: Plan, samples: Sequence[Preview]) -> dict[str, Any]:
     batch: dict[str, Any] = {}
     for name, modality in plan.modalities.items():
         parts = [part for sample in samples for part in sample.fields.get(name, ())]
-        sent = sum(modality.intake.embeds_field in part for part in parts)
+        sent = sum(modality.parser.embeds_field in part for part in parts)
         if 0 < sent < len(parts):
             expected = "raw items or precomputed embeddings in one batch"
             raise InputError(modality.where, expected, "both")

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import InputError, MmkitError
 from ..language.spec import Declaration
-from ..plan.placeholders import encoder_rows
+from ..plan.encoder_rows import encoder_rows
 from .batch import token_types
 
 

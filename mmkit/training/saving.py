@@ -27,7 +27,7 @@ from typing_extensions import override
 from ..generate import module_of, source
 from ..language.items.base import dtype_name
 from ..language.spec import Declaration
-from ..plan.calls import LazyProcessor
+from ..plan.hf_calls import LazyProcessor
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,9 @@ class SavedProcessor(ProcessorMixin):
         if not isinstance(own, LazyProcessor):
             return own
         # what reads `proc` has loaded it when the spec was bound
-        is_called = any(m.processing.call and m.processing.call.part is None for m in bound)
+        is_called = any(
+            m.field_processor.hf_call and m.field_processor.hf_call.part is None for m in bound
+        )
         return own.loaded if is_called or "loaded" in vars(own) else None
 
 

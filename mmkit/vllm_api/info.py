@@ -15,7 +15,7 @@ from vllm.multimodal.processing import BaseProcessingInfo
 
 from ..errors import SpecError, report_as_spec_error
 from ..language.spec import Declaration
-from ..plan.calls import LazyProcessor
+from ..plan.hf_calls import LazyProcessor
 from ..plan.plan import Plan
 from . import compat
 from .items import Parser, RequestItems, embeds_size
@@ -82,8 +82,8 @@ class ProcessingInfo(BaseProcessingInfo):
         @override
         def validate_num_items(self, modality: str, num_items: int) -> None:
             self.plan.check_names([modality])
-            intake = self.plan.modalities[modality].intake
-            intake.check_count(num_items, self.allowed_mm_limits[modality])
+            parser = self.plan.modalities[modality].parser
+            parser.check_count(num_items, self.allowed_mm_limits[modality])
 
     if hasattr(BaseProcessingInfo, "get_default_tok_params"):  # from 0.17
 

@@ -11,9 +11,9 @@ from vllm.multimodal import inputs as vllm_inputs
 from vllm.multimodal import parse as vllm_parse
 
 from ..language.field import Field, Flat, Shared, packed
-from ..plan.intake import Embedding, Taken
+from ..plan.encoder_rows import rows_field
 from ..plan.modality import BoundModality
-from ..plan.placeholders import rows_field
+from ..plan.parsing import Embedding, Taken
 from ..plan.placement import Placement
 from ..plan.plan import Plan
 from .compat import ELEMENTS_ARE_NAMED, KEEPS_ON_CPU
@@ -80,7 +80,7 @@ class Parser(vllm_parse.MultiModalDataParser):
 
     def parsed(self, modality: BoundModality, data: Any) -> Items:
         """The items of one modality."""
-        items, embeds, *_ = modality.intake.take(data, self.hidden_size)
+        items, embeds, *_ = modality.parser.parse(data, self.hidden_size)
         kind = EmbedItems if embeds and items else vllm_parse.ProcessorBatchItems
         return kind(items, modality.name)
 

@@ -17,7 +17,7 @@ from vllm.model_executor.models.module_mapping import MultiModelKeys
 from vllm.model_executor.models.utils import AutoWeightsLoader, _merge_multimodal_embeddings
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from ..plan.placeholders import rows_field
+from ..plan.encoder_rows import rows_field
 from ..plan.plan import Plan
 from ..plugin import MAIN_MODULES
 from . import patches

@@ -17,7 +17,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MmkitError
-from ..plan.intake import Taken
+from ..plan.parsing import Taken
 from ..plan.processing import Processed
 from ..rendering.pool import Recipe, RenderProcesses
 

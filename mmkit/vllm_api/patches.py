@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import InputError
-from ..plan.placeholders import rows_field
+from ..plan.encoder_rows import rows_field
 from ..plan.plan import Plan
 from ..plan.soundness import check_rows
 from . import chat, media

@@ -22,9 +22,9 @@ from vllm.multimodal.processing import BaseMultiModalProcessor
 from ..errors import InputError
 from ..language.items import options_of
 from ..language.spec import Declaration
-from ..plan.calls import LazyProcessor
-from ..plan.intake import Taken
+from ..plan.hf_calls import LazyProcessor
 from ..plan.modality import BoundModality
+from ..plan.parsing import Taken
 from ..plan.placement import ItemLayout, Placement
 from ..plan.plan import Plan
 from ..plan.processing import Processed
@@ -247,7 +247,7 @@ class CommonProcessor(BaseMultiModalProcessor[ProcessingInfo]):
             # a refusal of the spec's own largest item is a mistake of the spec, and raises here
             for name in some.keys() - self._tried:
                 modality = self.plan.modalities[name]
-                if modality.processing.call is not None:
+                if modality.field_processor.hf_call is not None:
                     modality.process(modality.item.candidates()[0])
                     self._tried.add(name)
             raise

@@ -96,8 +96,8 @@ class Processor(CommonProcessor):
 
         @override
         def validate_num_items(self, modality: str, num_items: int) -> None:
-            intake = self.plan.modalities[modality].intake
-            intake.check_count(num_items, self.allowed_mm_limits[modality])
+            parser = self.plan.modalities[modality].parser
+            parser.check_count(num_items, self.allowed_mm_limits[modality])
 
 
 class EncDecProcessor(EncDecMultiModalProcessor, Processor):

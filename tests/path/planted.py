@@ -504,7 +504,7 @@ def hash_of_the_shape(inherited, request):
 
 
 def embeddings_taken_for_items(inherited: Any, modality: Any, data: Any) -> Any:
-    return inherited(modality, data[modality.intake.embeds_field] if isinstance(data, dict) else data)
+    return inherited(modality, data[modality.parser.embeds_field] if isinstance(data, dict) else data)
 
 
 def hash_of_the_container(inherited, modality, data):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mmkit import InputError, ModelSpec, SpecError, Tensor, between
 from mmkit.errors import MmkitError
-from mmkit.plan.intake import Taken
+from mmkit.plan.parsing import Taken
 from mmkit.rendering import pool as render_processes
 from mmkit.rendering.pool import RenderProcesses
 from mmkit.testing import vllm_path

@@ -53,7 +53,7 @@ from mmkit import (
 from mmkit.language.expr import Scope, evaluate
 from mmkit.language.field import identity
 from mmkit.language.vocabulary import Vocabulary
-from mmkit.plan.placeholders import TooManyRows
+from mmkit.plan.layouts import TooManyRows
 from mmkit.plan.placement import NotFound, PromptForm, place
 
 from .common import CONFIG, Tokenizer, alternatives, bound, modality, plan_of, refused
@@ -116,7 +116,7 @@ def ending_at(eos_token_id):
 
 
 def parse(kind, data):
-    return bound(item=kind, process=hf()).intake.parse(data)
+    return bound(item=kind, process=hf()).parser.parse_raw_items(data)
 
 
 def preview(data, prompt=(5,), processor=None, **options):
@@ -148,7 +148,7 @@ def clipped(data):
 def beside(rows, **told):
     """Embeddings with the fields that their layout reads."""
     own = bound(layout=embed(5) * (fields.n + fields.k), fields=COMPANIONS, embeds=True, process=hf())
-    own.intake.take({"m_embeds": rows, **told}, 2)
+    own.parser.parse({"m_embeds": rows, **told}, 2)
 
 
 def put(prompt, *ways):
@@ -332,7 +332,7 @@ SPECS = [
      lambda: without_tokenizer(embed(tok["<image>"]))),
     ("spec.prompt: expected literal ids, since …, got embed().", lambda: rewritten(ending_with(embed(5)))),
     ("spec.prompt: expected token ids below the vocabulary size 200, got 200. …", lambda: rewritten(ending_with(200))),
-    ("spec.m, process: cfg.zzz has no value: …", lambda: bound(process=hf(cfg.zzz)).processing.call.part),
+    ("spec.m, process: cfg.zzz has no value: …", lambda: bound(process=hf(cfg.zzz)).field_processor.hf_call.part),
     ("spec.m, layout: expected embed() of ids that the largest …, got [6]…", lambda: preview(
         {"m": torch.zeros(5)}, [6], item=LONG, layout=lambda s: embed(5 + s.item.length // 4))),
     ("spec.n, update: expected a target that no other modality has, got 'µ', which is that of m too. Give each …",
@@ -633,9 +633,9 @@ REQUESTS = [
      lambda: preview({"m": ZEROS[0]}, item=Tensor((between(1, 3),)), layout=embed(5) * (item.length % 2))),
     ("spec.m[0]: expected 1 embedding row(s), got 2.", lambda: preview({"m": {"m_embeds": ZEROS}}, embeds=True)),
     ("spec.m[2]: expected pixels of three channels, got shape (1, 4, 6), which may be embeddings. …",
-     lambda: PICTURES.intake.take([torch.zeros(3, 4, 6), torch.zeros(4, 6, 3), torch.zeros(1, 4, 6)], 6)),
+     lambda: PICTURES.parser.parse([torch.zeros(3, 4, 6), torch.zeros(4, 6, 3), torch.zeros(1, 4, 6)], 6)),
     ('spec.m[0]: expected a finite floating (rows, 6) tensor, got shape (4, 5) of torch.float32. Send …',
-     lambda: PICTURES.intake.take(torch.zeros(3, 4, 5), 6)),
+     lambda: PICTURES.parser.parse(torch.zeros(3, 4, 5), 6)),
     ('spec.m: expected one item per placeholder, got 2 placeholders [5] and no item. Send items of "m", …',
      lambda: SPEC.bind(CONFIG).place([1, 5, 5], {})),
     (r"spec.m: expected one item …, got 1 placeholder '\x05' and no item. …", lambda: PLAN.place([5], {})),

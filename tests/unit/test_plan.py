@@ -43,7 +43,7 @@ from mmkit import (
     tok,
     where,
 )
-from mmkit.plan.intake import Taken
+from mmkit.plan.parsing import Taken
 from mmkit.plan.plan import Plan
 
 from .common import CONFIG, Tokenizer, bound, modality, plan_of, refused
@@ -64,12 +64,12 @@ NUMBERED = replace(tok["<|image_{}|>", item.index + 1])
 
 def ids(own, value=ONE, index=0, fields=None, embeds=False):
     """The layout of an item, which may be given by its facts."""
-    placeholders = own.placeholders_of_embeddings if embeds else own.placeholders
+    placeholders = own.embedding_layout_evaluator if embeds else own.layout_evaluator
     return placeholders.alternatives(own.scope(value, index, fields)).tokens.ids
 
 
 def target_of(own, index):
-    return own.placeholders.alternatives(own.scope(ONE, index)).updates[0].target
+    return own.layout_evaluator.alternatives(own.scope(ONE, index)).updates[0].target
 
 
 def largest(own):
@@ -77,11 +77,11 @@ def largest(own):
 
 
 def called(own):
-    return own.processing.call.part, own.processing.call.text
+    return own.field_processor.hf_call.part, own.field_processor.hf_call.text
 
 
 def targets(own):
-    return own.placeholders.targets()
+    return own.layout_evaluator.targets()
 
 
 def guarded(own):
@@ -108,21 +108,22 @@ AREA = dict(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item
 @pytest.mark.parametrize(
     ("options", "ask", "answer"),
     [
-        ({}, lambda own: (own.limit, own.may_cache(3), own.intake.embeds_field), (None, True, "m_embeds")),
-        ({}, lambda own: (own.placeholders.depends_on_index, own.processing.call), (False, None)),
+        ({}, lambda own: (own.limit, own.may_cache(3), own.parser.embeds_field), (None, True, "m_embeds")),
+        ({}, lambda own: (own.layout_evaluator.depends_on_index, own.field_processor.hf_call), (False, None)),
         (dict(limit=0, cacheable=False), lambda own: (own.limit, own.may_cache(1)), (0, False)),
         (dict(limit=cfg.n), lambda own: own.limit, 2),
         (dict(layout=embed(5) * item.count, cacheable=item.count <= 2),
          lambda own: [own.may_cache(count) for count in (1, 2, 3, 2)], [True, True, False, True]),
         (dict(update=NUMBERED), lambda own: [target_of(own, index) for index in (0, 1, 0)], [(181,), (182,), (181,)]),
-        (dict(update=NUMBERED), lambda own: own.placeholders.depends_on_index, True),
+        (dict(update=NUMBERED), lambda own: own.layout_evaluator.depends_on_index, True),
         (dict(layout=lambda s: embed(5)), lambda own: ids(own) is ids(own), False),
         (dict(layout=embed(5) * item.length), lambda own: ids(own) is ids(own, index=1), True),
         (dict(layout=lambda s: embed(5)),
-         lambda own: (own.placeholders.depends_on_index, own.sends_rows, own.placeholders.varies), (True, True, True)),
+         lambda own: (own.layout_evaluator.depends_on_index, own.sends_rows, own.layout_evaluator.varies),
+         (True, True, True)),
         (dict(layout=lambda s: embed(5) * s.item.index + embed(5)), lambda own: len(ids(own, index=2)), 3),
         (dict(embeds=embed(6) * item.rows),
-         lambda own: (own.placeholders_of_embeddings.varies, own.placeholders.varies), (True, False)),
+         lambda own: (own.embedding_layout_evaluator.varies, own.layout_evaluator.varies), (True, False)),
         (dict(embeds=embed(6) * item.rows),
          lambda own: [ids(own, facts(rows=3), embeds=sent) for sent in (True, False)], [[6, 6, 6], [5]]),
         (dict(embeds=True), lambda own: ids(own, facts(rows=3), embeds=True), [5]),
@@ -136,9 +137,9 @@ AREA = dict(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item
         (dict(layout=PROCESSED * fields.x[1], process=hf()),
          lambda own: [len(ids(own, fields=grid)) for grid in GRIDS], [6, 8]),
         (dict(layout=embed(5) * fields.n, fields=BESIDE, embeds=True, process=hf()),
-         lambda own: own.placeholders_of_embeddings.rows({"n": torch.tensor(4)}), 4),
+         lambda own: own.embedding_layout_evaluator.rows({"n": torch.tensor(4)}), 4),
         (dict(OTHERS, layout=embed(5) * (fields.n + fields.k[0]), embeds=embed(5) * (fields.k[0] + fields.x)),
-         lambda own: [own.placeholders.fields, own.placeholders_of_embeddings.fields], [{"n", "k"}, {"k", "x"}]),
+         lambda own: [own.layout_evaluator.fields, own.embedding_layout_evaluator.fields], [{"n", "k"}, {"k", "x"}]),
         (dict(OTHERS, layout=READS), lambda own: own.sends_rows, True),
         (dict(layout=embed(5) * item.length), lambda own: own.sends_rows, True),
         (dict(layout=embed(5) * (item.index + 1), cacheable=False), lambda own: own.sends_rows, True),
@@ -162,7 +163,8 @@ AREA = dict(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item
         (dict(update=[replace(tok["<image>"]), insert(at="start")]), targets, {(7,): True}),
         (dict(update=replace(lambda s: 7)), targets, {}),
         (dict(update=replace(item.index + 1), limit=100), targets, {(n,): True for n in range(1, 65)}),
-        (dict(process=hf(**SIZED)), lambda own: own.processing.call.hf.kwargs, {"size": {"height": 2, "all": [7]}}),
+        (dict(process=hf(**SIZED)), lambda own: own.field_processor.hf_call.hf.kwargs,
+         {"size": {"height": 2, "all": [7]}}),
         (dict(process=hf(later(len)(cfg.text), text=later("<{}>".format)(cfg.n))), called, (1, "<2>")),
         (dict(process=hf(lambda s: s.cfg.n)), called, (2, None)),
     ],
@@ -174,7 +176,7 @@ def test_what_a_bound_modality_tells(options, ask, answer):
 
 def test_layouts_are_kept_up_to_a_size(monkeypatch):
     """The least recently used goes; what is larger, or depends on a large tensor, is not kept."""
-    monkeypatch.setattr("mmkit.plan.placeholders._LAYOUT_IDS", 2000)
+    monkeypatch.setattr("mmkit.plan.layouts._LAYOUT_IDS", 2000)
     by_index = bound(layout=embed(5) * (item.index + 1), cacheable=False)
     first, second = ids(by_index, index=600), ids(by_index, index=601)
     assert ids(by_index, index=600) is first
@@ -216,10 +218,13 @@ def test_a_grid_is_compared_with_the_layout_of_each_item(layout, sent):
         laid = layout.lay(scope)
         runs = [count for _, count in laid.runs]
         if sum(runs) == math.prod(grid) and len(runs) in (1, grid[0]):
-            own.placeholders.alternatives(scope)
+            own.layout_evaluator.alternatives(scope)
         else:
             expected = f"layout: expected embed() positions for a grid of {tuple(grid)}, got runs of {runs}."
-            for ask, *way in ((own.placeholders.alternatives, scope), (own.placeholders.grids, known, [*laid.mask])):
+            for ask, *way in (
+                (own.layout_evaluator.alternatives, scope),
+                (own.layout_evaluator.grids, known, [*laid.mask]),
+            ):
                 refused(SpecError, f"spec.m, positions: {expected}", ask, *way)
 
 
@@ -254,14 +259,14 @@ def test_embeddings_come_with_the_fields_that_their_layout_reads(sizes, own):
     rows = [torch.full((n, 3), float(i)) for i, n in enumerate(sizes)]
     sent = {"n": sizes, "k": [[0]] * len(sizes)}
     for form in (rows, torch.cat(rows)):
-        taken, are_embeddings, *_ = own.intake.take({"m_embeds": form, **sent}, 3)
+        taken, are_embeddings, *_ = own.parser.parse({"m_embeds": form, **sent}, 3)
         assert are_embeddings
         assert [one.rows.tolist() for one in taken] == [one.tolist() for one in rows]
         assert [(one["n"], one["k"]) for one in taken] == [(n, 0) for n in sizes]
         batch = own.fields_and_embeds["m_embeds"].batch([one["m_embeds"] for one in taken])
-        received = own.intake.received({"m_embeds": batch, "n": torch.tensor(sizes), "k": torch.tensor(sent["k"])})
+        received = own.parser.split_rows({"m_embeds": batch, "n": torch.tensor(sizes), "k": torch.tensor(sent["k"])})
         assert [one.tolist() for one in received] == [one.tolist() for one in rows]
-    assert own.intake.received({"n": sizes}) == []
+    assert own.parser.split_rows({"n": sizes}) == []
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -420,7 +425,7 @@ def test_the_order_of_the_data_means_nothing():
     )
     one, other = (plan.preview([1], dict.fromkeys(names, ONE)) for names in ("ab", "ba"))
     assert (one.prompt_token_ids, one.placements) == (other.prompt_token_ids, other.placements)
-    items = {name: [own.placeholders.alternatives(own.scope(ONE, 0))] for name, own in plan.modalities.items()}
+    items = {name: [own.layout_evaluator.alternatives(own.scope(ONE, 0))] for name, own in plan.modalities.items()}
     assert plan.place([1], items) == plan.place([1], dict(reversed(items.items())))
 
 
@@ -466,11 +471,11 @@ def test_derived_fields():
         return {"rows": torch.cat(items).repeat_interleave(2), "length": [len(value) for value in items]}
 
     own = bound(item=FOUR, fields=declared, process=process, cacheable=item.count < 3)
-    short, long = own.processing.run(Taken.whole([torch.zeros(1), torch.ones(3)]))
+    short, long = own.field_processor.run(Taken.whole([torch.zeros(1), torch.ones(3)]))
     assert (short["rows"].tolist(), long["rows"].tolist()) == ([0.0] * 2, [1.0] * 6)
     for part, twice in ((short, 2), (long, 6)):
         assert (type(part["twice"]), part["twice"], part["constant"], part["count"]) == (torch.Tensor, twice, 7, 2)
-    assert own.processing.run(Taken([torch.zeros(1)], False, 5))[0]["count"] == 5
+    assert own.field_processor.run(Taken([torch.zeros(1)], False, 5))[0]["count"] == 5
 
 
 def test_a_buffer_that_is_written_again():
@@ -481,12 +486,12 @@ def test_a_buffer_that_is_written_again():
         return {"x": [buffer.copy_(value) for value in items]}
 
     for requests in ([[0, 1, 2], [9]], [[0], [1], [2, 9]]):
-        run = bound(process=process, fields=declared, cacheable=item.count < 9).processing.run
+        run = bound(process=process, fields=declared, cacheable=item.count < 9).field_processor.run
         parts = [part for ids in requests for part in run(Taken.whole([torch.full((2, 2), float(i)) for i in ids]))]
         assert [part["x"].unique().tolist() for part in parts] == [[0.0], [1.0], [2.0], [9.0]]
         assert [part["count"] for part in parts] == [len(ids) for ids in requests for _ in ids]
     own = bound(process=lambda items, scope: {"x": torch.tensor([[torch.nan, 1.0]] * len(items))})
-    assert own.processing.run(Taken.whole([ONE]))[0]["x"].isnan().tolist() == [True, False]
+    assert own.field_processor.run(Taken.whole([ONE]))[0]["x"].isnan().tolist() == [True, False]
 
 
 @pytest.mark.parametrize("shape", [None, (item.length,)])
@@ -495,7 +500,7 @@ def test_unpadding(shape):
     called = hf(outputs={"lengths": "n", "values": "x"}, unpad={"x": fields.n})
     own = bound(item=Tensor((between(1, 8),)), fields={"x": batched(shape=shape), "n": batched()}, process=called)
     padded = {"values": torch.tensor([[1.0, 0.0], [2.0, 3.0]]), "lengths": torch.tensor([1, 2])}
-    finished = own.processing.finish(padded, Taken.whole([torch.zeros(1), torch.zeros(2)]))
+    finished = own.field_processor.finish(padded, Taken.whole([torch.zeros(1), torch.zeros(2)]))
     assert [part["x"].tolist() for part in finished] == [[1.0], [2.0, 3.0]]
 
 

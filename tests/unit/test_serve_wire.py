@@ -93,7 +93,7 @@ def test_embeddings_come_with_what_their_layout_reads():
     rows, grids = torch.rand(7, 3), torch.tensor([[1, 3], [1, 2]])
     for form in (grids, grids.tolist(), list(grids), grids.numpy()):
         sent = encode({"m": {"m_embeds": rows, "grid": form}})["m"]
-        taken, *_ = plan.intake.take(decoded(sent, kind=plan.item, beside=plan.intake.companions), 3)
+        taken, *_ = plan.parser.parse(decoded(sent, kind=plan.item, beside=plan.parser.companions), 3)
         assert [(len(own.rows), own["grid"].tolist()) for own in taken] == [(4, [1, 3]), (3, [1, 2])]
 
 
@@ -205,7 +205,7 @@ def test_records_and_texts_come_back():
     kind, told = plan.item, describe_modality(plan, 4)
     for sent in (ONE_CELL, [ONE_CELL], [dict(reversed(ONE_CELL.items()))], {**ONE_CELL, "ids": [1, 2]}, told.example):
         back = decoded(encode({"m": sent})["m"], kind=kind)
-        (record,) = plan.intake.parse(back)
+        (record,) = plan.parser.parse_raw_items(back)
         assert list(record) == list(told.parts) == ["ids", "values", "name"]
     assert told.parts["values"] == protocol.PartInfo(
         expected="a (item.ids.length, 2) float32 tensor", shape=["item.ids.length", 2], dtype="float32"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmkit.model.sound import Reporter, contained, unsound_items
-from mmkit.plan.placeholders import encoder_rows_or_zeros
+from mmkit.plan.encoder_rows import encoder_rows_or_zeros
 from mmkit.plan.soundness import largest_magnitude
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]

@@ -117,7 +117,7 @@ def strangers(case: Case) -> None:
 
 def _takes_embeddings(subject: Subject, name: str) -> bool:
     """Whether a modality of a spec takes embeddings; another processor's are not tried."""
-    return subject.plan is not None and subject.plan.modalities[name].intake.takes_embeds
+    return subject.plan is not None and subject.plan.modalities[name].parser.takes_embeds
 
 
 def _embedded(

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from ...errors import InputError
 from ...language.items.base import ends
 from ...language.layout import as_text
+from ...plan.layouts import TooManyRows
 from ...plan.merging import MergedRuns
-from ...plan.placeholders import TooManyRows
 from ...plan.plan import Plan
 from .. import vllm_path
 from ..differences import brief, differences, near
@@ -456,7 +456,7 @@ def embeds(case: Case) -> None:
     subject, plan = case.subject, case.subject.plan
     accepting = {*subject.samples}
     if plan is not None:
-        accepting = {name for name, own in plan.modalities.items() if own.intake.takes_embeds}
+        accepting = {name for name, own in plan.modalities.items() if own.parser.takes_embeds}
     if not accepting:
         raise NotApplicable("no modality takes embeddings")
     request = case.draw_request()

@@ -1,4 +1,4 @@
-"""The intake of one modality: a caller's data as canonical items."""
+"""The parsing of one modality: a caller's data as canonical items."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Embedding(Fields):
         return rows
 
 
-class Intake:
+class ItemParser:
     """Turns the data of a request into canonical items, or into the rows of precomputed embeddings.
 
     Attributes:
@@ -77,7 +77,7 @@ class Intake:
         self.embeds_as = embeds if isinstance(embeds, Field) else Batched()
         self.companions = companions
 
-    def parse(self, data: object) -> list[Any]:
+    def parse_raw_items(self, data: object) -> list[Any]:
         """A caller's data as canonical items. None stands for an item whose content a
         `multi_modal_uuids` entry names.
 
@@ -108,7 +108,7 @@ class Intake:
                     expected = f"a text without {placeholder!r}, which stands for an item"
                     raise InputError(f"{where}{place}", expected, brief(text))
 
-    def take(self, data: object, hidden_size: int | None) -> Taken:
+    def parse(self, data: object, hidden_size: int | None) -> Taken:
         """A caller's data as canonical items or precomputed embeddings, each an `Embedding`.
 
         Callers send embeddings as ``{"<name>_embeds": ...}``, with the fields that their layout
@@ -120,8 +120,9 @@ class Intake:
             hidden_size: width of the language model's rows; None if it is not known.
 
         Raises:
-            InputError: see `parse`; rows that do not fit the model, or that are not finite; a field
-                beside embeddings is missing or malformed, or there are not as many parts as items.
+            InputError: see `parse_raw_items`; rows that do not fit the model, or that are not
+                finite; a field beside embeddings is missing or malformed, or there are not as
+                many parts as items.
         """
         own: list[Embedding] | None = None
         if isinstance(data, Mapping) and self.embeds_field in data:
@@ -131,7 +132,11 @@ class Intake:
             own = self._named_embeddings(data, hidden_size)
         elif self.takes_embeds and not self.companions and self.item.media:
             own = self._bare_embeddings(data, hidden_size)
-        return Taken.whole(self.parse(data)) if own is None else Taken.whole(own, embeds=True)
+        return (
+            Taken.whole(self.parse_raw_items(data))
+            if own is None
+            else Taken.whole(own, embeds=True)
+        )
 
     def _named_embeddings(
         self, data: Mapping[str, Any], hidden_size: int | None
@@ -153,7 +158,7 @@ class Intake:
                 raise InputError(f"{self.where}.{key}", f"{count} items", str(len(own)))
         beside = [{key: own[i] for key, own in parts.items()} for i in range(count)]
         if count > len(rows) == 1:
-            sizes = [*map(self._modality.placeholders_of_embeddings.rows, beside)]
+            sizes = [*map(self._modality.embedding_layout_evaluator.rows, beside)]
             if sum(sizes) != len(rows[0]):
                 expected = f"{sum(sizes)} embedding row(s) for {count} items"
                 raise InputError(self.where, expected, str(len(rows[0])))
@@ -203,7 +208,7 @@ class Intake:
             checked.append(apart_from(item, rows_of_item))
         return checked
 
-    def received(self, fields: Mapping[str, Any]) -> list[Any]:
+    def split_rows(self, fields: Mapping[str, Any]) -> list[Any]:
         """The rows of each precomputed embedding that the model receives, (rows, hidden size).
 
         Args:
@@ -214,7 +219,7 @@ class Intake:
             return [] if rows is None else list(rows)
         parts = zip(*(fields[key] for key in self.companions), strict=True)
         beside = (dict(zip(self.companions, own, strict=True)) for own in parts)
-        return list(rows.split([*map(self._modality.placeholders_of_embeddings.rows, beside)]))
+        return list(rows.split([*map(self._modality.embedding_layout_evaluator.rows, beside)]))
 
     def check_present(self, values: Sequence[Any], got: str) -> None:
         """Refuse None in place of an item.

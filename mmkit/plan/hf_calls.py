@@ -18,8 +18,8 @@ from ..language.node import mapped
 from .memo import options_key
 
 if TYPE_CHECKING:
-    from .intake import Taken
     from .modality import BoundModality
+    from .parsing import Taken
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class LazyProcessor:
         return self.loaded(*args, **kwargs)
 
 
-class Call:
+class HFCall:
     """The call of a Hugging Face processor, or of an object that is called like one, for the items
     of one modality. Its signature is read once.
 
@@ -143,7 +143,7 @@ class Call:
         in_dtype = partial(_in_dtype, dtype=self.modality.dtype)
         return mapped(in_dtype, self.processor(**inputs, **options))  # type: ignore[no-any-return]
 
-    def outputs(self, items: Mapping[Call, Taken]) -> Mapping[str, Any]:
+    def outputs(self, items: Mapping[HFCall, Taken]) -> Mapping[str, Any]:
         """The outputs for the items of the modalities that share the call, as vLLM has them: with
         those options of the request that the processor takes.
 
