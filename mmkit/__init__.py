@@ -51,7 +51,7 @@ from .language.layout import insert as insert
 from .language.layout import literal as literal
 from .language.layout import replace as replace
 from .language.layout import select as select
-from .language.spec import Modality as Modality
+from .language.modality import Modality as Modality
 from .language.spec import Output as Output
 from .model_spec import ModelSpec as ModelSpec
 

@@ -57,7 +57,7 @@ def generated(spec: Declaration, room: str) -> list[type]:
         room: as for `source`.
     """
     held = module_of(spec)
-    home = f"{spec._module}.{held[1]}" if held else _local_home(spec)
+    home = f"{spec.declaring_module}.{held[1]}" if held else _local_home(spec)
     module: Any = importlib.import_module(f"{_PACKAGES[room]}.{home}")
     if module.SPEC is not spec:  # the variable was assigned again
         linecache.cache.pop(module.__file__, None)
@@ -108,8 +108,8 @@ def class_prefix(name: str) -> str:
 def module_of(spec: Declaration) -> tuple[ModuleType, str] | None:
     """The module that declares a spec, and the spec's variable there; None if other processes
     cannot import it."""
-    module = sys.modules.get(spec._module)
-    if module is None or spec._module == "__main__":
+    module = sys.modules.get(spec.declaring_module)
+    if module is None or spec.declaring_module == "__main__":
         return None
     variable = next((name for name, value in vars(module).items() if value is spec), None)
     return None if variable is None else (module, variable)

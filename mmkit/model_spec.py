@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 import torch
 
 from .generate import Classes, generated
-from .language.spec import Declaration
+from .language.spec import Declaration, find_calling_module
 from .plan.plan import Plan
-from .plugin import announce, calling_module
+from .plugin import announce
 
 if TYPE_CHECKING:
     from .training import Processor
@@ -152,6 +152,6 @@ class ModelSpec(Declaration, init=False):
         own = self.classes
         own.processor.sends_rows = issubclass(model, MultiModalModel)  # type: ignore[attr-defined]
         register(model, **{**own._asdict(), **replaced})
-        announce(calling_module())
+        announce(find_calling_module())
         model.mm_spec = self  # type: ignore[attr-defined]
         return model

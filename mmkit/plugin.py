@@ -73,16 +73,5 @@ def announce(module: str) -> None:
         os.environ[VARIABLE] = ",".join([*names, module])
 
 
-def calling_module() -> str:
-    """The module whose code declares or registers a spec, as `enum` and `typing` find it."""
-    frame = sys._getframe(1)
-    while frame.f_globals.get("__name__") in _DECLARING and frame.f_back is not None:
-        frame = frame.f_back
-    return str(frame.f_globals.get("__name__", "__main__"))
-
-
-_DECLARING = {__name__, *(f"{__package__}.{name}" for name in ("language.spec", "model_spec"))}
-
-
 def _names() -> list[str]:
     return [name for name in os.environ.get(VARIABLE, "").split(",") if name]

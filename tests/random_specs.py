@@ -28,7 +28,7 @@ from mmkit.language.layout import (
     literal,
     replace,
 )
-from mmkit.language.spec import Modality
+from mmkit.language.modality import Modality
 from mmkit.model_spec import ModelSpec
 from tests.unit.test_layout import build, trees
 

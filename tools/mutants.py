@@ -42,7 +42,7 @@ from tqdm import tqdm
 from tools.shared import ROOT
 
 MODULES = """\
-language/expr language/layout language/field language/spec
+language/expr language/layout language/field language/modality language/spec
 language/items/base language/items/tensor language/items/media
 plan/parsing plan/processing plan/layouts plan/modality plan/placement plan/merging
 plan/text_targets plan/plan"""

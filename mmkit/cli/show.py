@@ -30,8 +30,9 @@ from ..errors import InputError, MmkitError, convert_errors
 from ..language.expr import STATIC, evaluate
 from ..language.items import shape_text
 from ..language.layout import Fixed
+from ..language.modality import Modality
 from ..language.node import leaves, source
-from ..language.spec import Declaration, Modality, Output
+from ..language.spec import Declaration, Output
 from ..model_spec import ModelSpec
 from ..plan.modality import BoundModality
 from ..plan.plan import Plan, Preview

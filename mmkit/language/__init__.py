@@ -6,7 +6,8 @@ Nothing of this room imports vLLM or transformers.
 - `layout`: the tokens of an item, and how they get into a prompt;
 - `items`: what a caller may send;
 - `field`: how a tensor is split into items, and who makes it;
-- `spec`: modalities, outputs, and the declaration of a model's;
+- `modality`, `spec`: what is declared of an item, and of a model and its outputs;
+- `named_part`: what these have in common;
 - `node`: what all parts of a spec have in common;
 - `vocabulary`: tokens as ids and as text;
 - `names`, `messages`: names that a spec cannot give, and the parts of a chat message.

@@ -1,80 +1,36 @@
-"""The spec: a modality is declared once, and everything that vLLM needs is derived from the
-declaration."""
+"""The spec of one model: its modalities, its outputs, and how its prompts are written."""
 
 from __future__ import annotations
 
-import inspect
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, InitVar, field
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, field
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from ..errors import SpecError
-from ..plugin import calling_module
-from .expr import COUNT, INDEX, Condition, Count, Expr, Leaf, Scope, expression, item, several, tok
-from .field import HF, Batched, Field, Identity, Process, flat, hf, identity
-from .items import ItemType
-from .items.tensor import Tensor
-from .layout import EndingWith, Layout, LayoutLike, Replace, Update, embed, nothing, replace
+from .expr import Scope
+from .field import HF
+from .layout import EndingWith, Layout, LayoutLike, Replace
 from .layout import layout as as_layout
-from .names import owner_of_field, owner_of_modality
-from .node import Node, Stated, leaves, stated
+from .modality import Modality
+from .named_part import NamedPart, check_name, require
 
 Rewrite: TypeAlias = "EndingWith | Callable[[Scope], Any]"
 """How a spec rewrites a caller's prompt."""
-
-Rule: TypeAlias = "tuple[str, object, str, str] | tuple[str, object, str, str, str]"
-"""A part of a declaration, whether it is right, and the words of the refusal where it is not:
-expected, got, remedy."""
-
-_FIELD = "batched(), flat(), derived() or constant()"
-_WITHOUT = "for an item without positions"
-
-
-class _Declared(Node):
-    name: str
-
-    def _refuse(self, where: str) -> None:
-        """Check the parts by the rules.
-
-        Raises:
-            SpecError: the first that is broken.
-        """
-        for part, holds, *words in self._rules():
-            if not holds:
-                raise SpecError(f"{where}{part}", *words)
-
-    def _rules(self) -> Iterator[Rule]:
-        named = isinstance(self.name, str) and self.name.isidentifier()
-        yield "", named, "a name that is a Python identifier", repr(self.name)
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
-        """This declaration with some of its arguments changed, checked like a new one.
-
-        Raises:
-            SpecError: as for a new one.
-        """
-        stated = {**{name: getattr(self, name) for name in self._names}, **(update or {})}
-        kind: Any = type(self)
-        copy: Self = kind(stated.pop("name"), *stated.pop("modalities", ()), **stated)
-        return copy
-
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 EXTRA_ARG = "mmkit_output"
 """The key of `SamplingParams.extra_args` for the name of the output that a request asks for."""
 
-_OF_OUTPUTS = {"cfg", "tok", "function"}
 
+class Output(NamedPart, init=False):
+    """One kind of output other than text, for example a frame of a world model, or an image.
 
-class Output(_Declared):
-    """One kind of output other than text, for example a frame of a world model, an image, or the
-    action of a robot: which ids may stand where, and how they become an array. It has a fixed
-    number of tokens; the ids outside the `any_id` positions are separators.
+    It says which ids may stand where, and how they become an array. An output has a fixed number of
+    tokens; the ids outside the `any_id` positions are separators.
 
     Attributes:
         name: the name by which requests ask for it.
@@ -94,318 +50,37 @@ class Output(_Declared):
     """
 
     name: str
-    layout: Stated[LayoutLike, Layout] = stated(as_layout)
+    layout: Layout
     decode: Callable[[Array, Scope], Array]
     encode: Callable[[Array, Scope], Any] | None = None
     _: KW_ONLY
     lossy: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._refuse(f"output {self.name!r}")
+    def __init__(
+        self,
+        name: str,
+        layout: LayoutLike,
+        decode: Callable[[Array, Scope], Array],
+        encode: Callable[[Array, Scope], Any] | None = None,
+        *,
+        lossy: bool = False,
+    ) -> None:
+        self._set(name=name, layout=as_layout(layout), decode=decode, encode=encode, lossy=lossy)
+        self._check(f"output {name!r}")
 
-    def _rules(self) -> Iterator[Rule]:
-        yield from super()._rules()
+    def _check(self, where: str) -> None:
+        check_name(self.name, where)
         expected = "a function (value, scope)"
-        yield ", decode", callable(self.decode), expected, repr(self.decode)
+        require(callable(self.decode), f"{where}, decode", expected, repr(self.decode))
         may_encode = self.encode is None or callable(self.encode)
-        yield ", encode", may_encode, expected, repr(self.encode)
+        require(may_encode, f"{where}, encode", expected, repr(self.encode))
         for leaf in self.layout.leaves():
-            yield ", layout", leaf.root in _OF_OUTPUTS, "values of cfg and tok", repr(leaf)
+            is_known_when_bound = leaf.root in ("cfg", "tok", "function")
+            expected = "values of cfg and tok"
+            require(is_known_when_bound, f"{where}, layout", expected, repr(leaf))
 
 
-class Modality(_Declared):
-    """One kind of item and everything about it.
-
-    ``placeholder="<image>", tokens=576`` is ``layout=embed(tok["<image>"]) * 576``, and where no
-    update is stated, ``update=replace(tok["<image>"])``. ``tokens=0`` alone says that an item takes
-    no positions: vLLM passes the fields to the model's `forward`, as for its models of raw input.
-    mmkit then ignores the caller's prompt and makes it one id.
-
-    Attributes:
-        name: the key in ``multi_modal_data``.
-        item: what a caller may send.
-        layout: the positions of one item in the prompt; empty for an item without positions.
-        update: how the layout gets into the prompt: one way, or several in order of preference;
-            none for an item without positions.
-        fields: the processed tensors, by the names under which the model receives them.
-        process: how canonical items become these tensors.
-        limit: the most items in one request; None for no limit. A modality without positions has
-            exactly one item in every request.
-        cacheable: whether vLLM may keep processed items in its processor cache: True, False, or a
-            condition on `item.count`, the number of items of the modality in the request. Required
-            where the declaration reads `item.count`, since a cached item comes back in requests
-            with another number of items.
-        positions: for models with M-RoPE, the grid of the encoder rows of one item, in row-major
-            order: ``(t, h, w)``, or ``(t, h, w, scale)`` where the i-th of t is at the time
-            ``int(i * scale)``. t, h and w are whole numbers, scale is a number, over `fields` and
-            `cfg`. A layout with literal ids between its embed() positions, for example timestamps
-            between frames, has t runs of these positions, each a grid of (1, h, w). None: an item
-            counts as text does.
-        when: whether the model has this modality, over `cfg`, `proc` and `tok`.
-        embeds: callers may also send precomputed embeddings, as ``{"<name>_embeds": ...}`` or, for
-            image, video and audio, as vLLM takes them. Give a layout over ``item.rows`` (rows of
-            the embedding) where `layout` depends on the raw item. Callers send the fields that the
-            layout reads, such as a grid, beside the embeddings: ``{"image_embeds": ...,
-            "image_grid_thw": ...}``; these fields state `shape` and `dtype`. ``flat(item.rows)`` is
-            True for a model class that takes the rows of all items as one tensor, and tells by
-            such fields which rows belong to which item, for example vLLM's own Qwen2-VL.
-        placeholder: the token, or its id, at the positions of an item.
-        tokens: their number.
-
-    Raises:
-        SpecError: a part is missing, contradictory or of the wrong type.
-    """
-
-    name: str
-    _: KW_ONLY
-    item: ItemType
-    layout: Stated[LayoutLike | None, Layout] = stated(as_layout, default=None)
-    update: Stated[Update | Sequence[Update] | None, tuple[Update, ...]] = stated(
-        lambda ways: tuple(ways) if isinstance(ways, (list, tuple)) else (ways,), default=None
-    )
-    fields: Mapping[str, Field] = stated(lambda own: dict(own) if isinstance(own, Mapping) else own)
-    process: Stated[Process | None, Any] = stated(lambda process: process, default=None)
-    limit: Stated[Count | None, Any] = stated(expression, default=None)
-    embeds: Stated[bool | LayoutLike | Field, bool | Layout | Field] = stated(
-        lambda how: how if isinstance(how, (bool, Field)) else as_layout(how), default=False
-    )
-    cacheable: Stated[Condition, Any] = stated(expression, default=True)
-    positions: Stated[Sequence[Count] | None, Any] = stated(several, default=None)
-    when: Stated[Condition, Any] = stated(expression, default=True)
-    placeholder: InitVar[Count | str | None] = None
-    tokens: InitVar[Count | None] = None
-
-    def __post_init__(self, placeholder: Any, tokens: Any) -> None:
-        where = f"modality {self.name!r}"
-        layout, update = self.layout, self.update
-        is_long = layout is not None or update is not None
-        if isinstance(tokens, int) and tokens == 0 and placeholder is None and not is_long:
-            self._set(layout=nothing, update=(), limit=1 if self.limit is None else self.limit)
-        elif placeholder is not None or tokens is not None:
-            _refuse_half(where, placeholder, tokens, layout)
-            token = tok[placeholder] if isinstance(placeholder, str) else placeholder
-            way = replace(token) if update is None else update
-            self._set(layout=embed(token) * tokens, update=way)
-        elif layout is None or update is None:
-            expected, got, remedy = "placeholder and tokens, or layout and update", "neither", ""
-            if is_long:
-                got, lacking = ("update", "layout") if layout is None else ("layout", "update")
-                got, remedy = f"{got} alone", f"Add {lacking}=."
-            raise SpecError(where, expected, got, remedy)
-        if self.process is None:
-            is_field = isinstance(self.item, ItemType) and self.item.is_field
-            self._set(process=identity() if is_field else hf())
-        super().__post_init__()
-        self._refuse(where)
-
-    def _rules(self) -> Iterator[Rule]:
-        fields, process, embeds = self.fields, self.process, self.embeds
-        yield from super()._rules()
-        yield from self._rules_of_name()
-        is_item = isinstance(self.item, ItemType)
-        yield ", item", is_item, "an item type", repr(self.item), _item_remedy(self.item)
-        ways = "replace(), insert(), already_expanded() or a list of them"
-        for update in self.update:
-            yield ", update", isinstance(update, Update), ways, repr(update)
-        yield ", fields", isinstance(fields, Mapping), f"a dict of {_FIELD}", repr(fields)
-        for key, declared in fields.items():
-            got, remedy = repr(declared), ""
-            if isinstance(declared, type) and issubclass(declared, Field):
-                got, remedy = f"{declared._word} without its ()", f"Write {declared._word}()."
-            yield f", fields[{key!r}]", isinstance(declared, Field), _FIELD, got, remedy
-            if not declared.hidden:
-                yield from self._rules_of_field_name(key)
-        yield "", self.update or not self.has_positions, "at least one update", "none"
-        if not self.has_positions:
-            # `forward` receives the items of all requests of a batch, in the order of the requests
-            is_one = isinstance(self.limit, int) and self.limit == 1
-            yield "", is_one, f"limit=1 {_WITHOUT}", repr(self.limit)
-            yield "", not embeds, f"no embeds {_WITHOUT}", repr(embeds)
-        if self.positions is not None:
-            yield from self._rules_of_positions(self.positions)
-        yield "", fields, "at least one field", "none"
-        known = sorted(fields)
-        if isinstance(process, Identity):
-            yield from self._rules_of_identity()
-        runs = isinstance(process, (Identity, HF)) or callable(process)
-        yield "", runs, "hf() or a function for process", repr(process)
-        takes_both = isinstance(process, (Identity, HF)) or _takes(process, 2)
-        expected = "a function of the items and a Scope"
-        got, remedy = "one that takes another number of arguments", "Write (items, scope)."
-        yield ", process", takes_both, expected, got, remedy
-        odd = sorted(set(process.unpad) - set(fields)) if isinstance(process, HF) else []
-        yield "", not odd, f"unpad to name fields among {known}", repr(odd)
-        for name, given in (("cacheable", self.cacheable), ("when", self.when)):
-            is_condition = isinstance(given, (bool, Expr))
-            yield f", {name}", is_condition, "True, False or a condition", repr(given)
-        read = self.leaves()
-        for leaf in read:
-            if leaf.root == "fields" and leaf.keys:
-                key, remedy = leaf.keys[0], "Declare it in fields."
-                yield f", {leaf!r}", key in fields, f"a field among {known}", repr(key), remedy
-        may_change = self.cacheable is not True
-        expected = "cacheable to say for which item.count processed items may be kept"
-        remedy = "Write cacheable=False, or a condition on item.count."
-        yield "", may_change or COUNT not in read, expected, "none", remedy
-        expected = "fields that do not read item.index, since items are cached by their content"
-        remedy = "Read it in the layout, or say by cacheable= when items may be kept."
-        reads_index = INDEX in leaves([fields, process])
-        yield "", may_change or not reads_index, expected, "some that do", remedy
-        taken = f"{self.name}_embeds"
-        is_free = taken not in self.item.parts and not (embeds and taken in fields)
-        expected = f"no part or field named {taken}, as which precomputed embeddings come"
-        yield "", is_free, expected, "one"
-        if embeds:
-            owner = owner_of_field(taken, is_raw=False)
-            expected = "a name that nothing else has, with _embeds behind it"
-            remedy = "Give the modality another name."
-            yield "", owner is None, expected, f"{taken!r}, {owner}", remedy
-        for key in self.companions():
-            sent = fields[key]
-            is_stated = sent.shape is not None and sent.dtype is not None
-            is_told = isinstance(sent, Batched) and is_stated and not sent.hidden
-            expected = "a batched field with shape and dtype, which embeddings come with"
-            remedy = "Or give embeds= a layout over item.rows."
-            yield f", fields[{key!r}]", is_told, expected, repr(sent), remedy
-        for leaf in leaves(self.layout) if self.embeds_layout is self.layout else ():
-            expected = f"a layout over item.rows, because the layout depends on {leaf!r}"
-            yield ", embeds", leaf.root != "item", expected, repr(embeds)
-        if isinstance(embeds, Field):
-            roots = {leaf.root for leaf in leaves([self.layout, self.update])}
-            told_by_fields = "fields" in roots and roots.isdisjoint(("item", "function"))
-            expected = "True, a layout, or flat(item.rows) where layout and targets read fields"
-            holds = embeds == flat(item.rows) and told_by_fields
-            yield ", embeds", holds, expected, repr(embeds)
-
-    def _rules_of_name(self) -> Iterator[Rule]:
-        """Items come by the name of their modality, also where something else comes by its own."""
-        owner = owner_of_modality(self.name)
-        expected = "a name that nothing else has beside the items"
-        got = f"{self.name!r}, {owner}"
-        yield "", owner is None, expected, got, "Give the modality another name."
-
-    def _rules_of_field_name(self, key: object) -> Iterator[Rule]:
-        """Fields come by their names, also where something else comes by its own."""
-        at = f", fields[{key!r}]"
-        is_name = isinstance(key, str) and key.isidentifier()
-        yield at, is_name, "a name that is a Python identifier", repr(key)
-        name = str(key)
-        owner = owner_of_field(name, is_raw=not self.has_positions)
-        expected = "a name that nothing else has beside the fields"
-        other = f"{self.name}_{name}"
-        remedy = f"Call the field {other}, for example."
-        if isinstance(self.process, HF):
-            remedy = f"Rename the output: hf(outputs={{{name!r}: {other!r}}})."
-        yield at, owner is None, expected, f"{name!r}, {owner}", remedy
-
-    def _rules_of_identity(self) -> Iterator[Rule]:
-        """Fields are the items, or their parts."""
-        processed = {name: field for name, field in self.fields.items() if not field.is_derived}
-        parts = sorted(self.item.parts)
-        fits = self.item.is_field and sorted(processed) == (parts or list(processed)[:1])
-        expected = f"a field for each of {parts}" if parts else "a Tensor item and one field"
-        got = f"{self.item!r} and fields {sorted(processed)}"
-        yield "", fits, f"{expected}, or a process", got
-
-    def _rules_of_positions(self, positions: tuple[Any, ...]) -> Iterator[Rule]:
-        """The device computes positions: it knows the config and the fields that the model
-        receives."""
-        form = "(t, h, w) or (t, h, w, scale)"
-        yield ", positions", self.has_positions, form, "an item without positions"
-        yield ", positions", len(positions) in (3, 4), form, repr(positions)
-        hidden = {name for name, field in self.fields.items() if field.hidden}
-        expected, remedy = "fields that the model gets, and cfg", "Declare a derived field."
-        for leaf in leaves(positions):
-            is_hidden = leaf.root == "fields" and not hidden.isdisjoint(leaf.keys[:1])
-            is_sent = leaf.root in ("fields", "cfg") and not is_hidden
-            yield ", positions", is_sent, expected, repr(leaf), remedy
-
-    @property
-    def has_positions(self) -> bool:
-        """Whether an item takes positions in the prompt."""
-        return bool(self.update) or self.layout != nothing
-
-    @property
-    def arguments(self) -> list[str]:
-        """vLLM's names for what `hf` passes: the items, or their parts."""
-        if self.item.media:
-            return [f"{self.item.media}s"]
-        return list(self.item.parts) or [self.name]
-
-    @property
-    def embeds_layout(self) -> Layout | None:
-        """The layout of precomputed embeddings; None where they are not taken."""
-        if isinstance(self.embeds, Layout):
-            return self.embeds
-        return self.layout if self.embeds else None
-
-    def companions(self) -> dict[str, Tensor]:
-        """The fields that the layout or the positions of precomputed embeddings read, each with
-        the item type of one item's part."""
-        layout = self.embeds_layout
-        known = () if layout is None else leaves([layout, self.positions])
-        read = {leaf.keys[0] for leaf in known if leaf.root == "fields" and leaf.keys}
-        return {
-            name: Tensor(tuple(field.shape or ()), field.dtype or "float32")
-            for name, field in self.fields.items()
-            if name in read
-        }
-
-    def leaves(self) -> frozenset[Leaf]:
-        """Everything that this modality depends on; see `mmkit.language.expr.leaves`."""
-        return leaves(self)
-
-
-def _refuse_half(where: str, placeholder: Any, tokens: Any, layout: Any) -> None:
-    """Refuse a placeholder without its number, a number without a placeholder, and a layout beside
-    them.
-
-    Raises:
-        SpecError: names what is missing, or what there is too much.
-    """
-    expected = "placeholder and tokens together, or layout"
-    if layout is not None:
-        got = "layout beside them" if None not in (placeholder, tokens) else "layout beside one"
-        remedy = "Leave layout= out, or write everything in it."
-        raise SpecError(where, expected, got, remedy)
-    if tokens is None:
-        remedy = "Add tokens=, the number of positions of an item."
-        raise SpecError(where, expected, "placeholder without tokens", remedy)
-    if placeholder is None:
-        remedy = 'Add placeholder=, for example placeholder="<image>".'
-        raise SpecError(where, expected, "tokens without placeholder", remedy)
-
-
-def _item_remedy(value: Any) -> str:
-    """How somebody writes the item type that a value may stand for."""
-    if isinstance(value, type) and issubclass(value, ItemType):
-        return f"Write {value.__name__}(...)."
-    if isinstance(value, (list, tuple)):
-        return f"Write Tensor({tuple(value)!r})."
-    if isinstance(value, Mapping):
-        return "Write Record(...)."
-    return ""
-
-
-def _takes(function: Any, count: int) -> bool:
-    """Whether a function takes so many arguments by position, as far as it tells."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # it does not tell, or is no function
-        return True
-    try:
-        signature.bind(*[None] * count)
-    except TypeError:
-        return False
-    return True
-
-
-def _rewrite(value: Any) -> EndingWith | Layout:
-    return value if isinstance(value, EndingWith) else as_layout(value)
-
-
-class Declaration(_Declared, init=False):
+class Declaration(NamedPart, init=False):
     """The declaration of a `ModelSpec`.
 
     Attributes:
@@ -426,14 +101,14 @@ class Declaration(_Declared, init=False):
 
     name: str
     modalities: tuple[Modality, ...] = field(default=(), repr=False)
-    prompt: EndingWith | Layout | None = stated(_rewrite, default=None)
-    decoder_prompt: EndingWith | Layout | None = stated(_rewrite, default=None)
-    tokenization_kwargs: Mapping[str, Any] = stated(dict, default_factory=dict)
+    prompt: EndingWith | Layout | None = None
+    decoder_prompt: EndingWith | Layout | None = None
+    tokenization_kwargs: Mapping[str, Any] = field(default_factory=dict)
     merges: str | None = None
-    outputs: tuple[Output, ...] = stated(tuple, default=())
+    outputs: tuple[Output, ...] = ()
 
-    _module: ClassVar[str] = "__main__"
-    """The module that declares the spec."""
+    declaring_module: ClassVar[str] = "__main__"
+    """The name of the module that declares the spec."""
 
     def __init__(
         self,
@@ -451,42 +126,17 @@ class Declaration(_Declared, init=False):
             SpecError: no modality, or two that share a name or a field name; or two outputs that
                 share a name.
         """
-        rest = prompt, decoder_prompt, tokenization_kwargs or {}, merges, outputs
-        self._set(**dict(zip(self._names, (name, modalities, *rest), strict=True)))
-        self._set(_module=calling_module())
-        self.__post_init__()
-        self._refuse(f"spec {name!r}")
-
-    def _rules(self) -> Iterator[Rule]:
-        modalities, outputs, merges = self.modalities, self.outputs, self.merges
-        for one in modalities:
-            expected = "modalities, each as an argument of its own"
-            remedy = "Write a * before it." if isinstance(one, (list, tuple)) else ""
-            yield "", isinstance(one, Modality), expected, f"a {type(one).__name__}", remedy
-        yield from super()._rules()
-        for output in outputs:
-            yield ", outputs", isinstance(output, Output), "outputs", repr(output)
-        is_character = isinstance(merges, str) and len(merges) == 1
-        yield ", merges", merges is None or is_character, "one character", repr(merges)
-        yield "", modalities, "at least one modality", "none"
-        rewrites = [key for key in ("prompt", "decoder_prompt") if getattr(self, key) is not None]
-        names, written = [m.name for m in modalities], [output.name for output in outputs]
-        is_alone = len(modalities) == 1 and not written and not rewrites
-        expected = "nothing beside a modality without positions, whose fields take up forward"
-        got = ", ".join([*names, *written, *rewrites])
-        yield "", not self.is_raw or is_alone, expected, got
-        arguments = sorted({name for m in modalities for name in m.arguments})
-        for m in modalities:
-            inputs = m.process.inputs if isinstance(m.process, HF) else {}
-            odd = sorted(set(inputs).difference(arguments))
-            at = f", {m.name}: hf(inputs=...)"
-            yield at, not odd, f"arguments among {arguments}", repr(odd)
-        # the model receives fields by name, so a name must tell the modality
-        sent = [key for m in modalities for key, field in m.fields.items() if not field.hidden]
-        sent += [f"{m.name}_embeds" for m in modalities if m.embeds]
-        for kind, taken in (("modality", names), ("field", sent), ("output", written)):
-            for key, count in Counter(taken).items():
-                yield "", count == 1, f"one {kind} named {key!r}", "several"
+        self._set(
+            name=name,
+            modalities=modalities,
+            prompt=_convert_rewrite(prompt),
+            decoder_prompt=_convert_rewrite(decoder_prompt),
+            tokenization_kwargs=dict(tokenization_kwargs or {}),
+            merges=merges,
+            outputs=tuple(outputs),
+            declaring_module=find_calling_module(),
+        )
+        self._check(f"spec {name!r}")
 
     @property
     def is_raw(self) -> bool:
@@ -494,16 +144,20 @@ class Declaration(_Declared, init=False):
         return not all(modality.has_positions for modality in self.modalities)
 
     def __getitem__(self, name: str) -> Modality:
-        """The modality of that name.
+        """Return the modality of that name.
 
         Raises:
             KeyError: there is none.
         """
-        return {modality.name: modality for modality in self.modalities}[name]
+        for modality in self.modalities:
+            if modality.name == name:
+                return modality
+        raise KeyError(name)
 
     def placeholder_text(self, modality: str, index: int) -> str | None:
-        """The text of an item in a chat message, the target of `replace`: ``<image>`` for
-        ``tok["<image>"]``.
+        """Return the text of an item in a chat message: ``<image>`` for ``tok["<image>"]``.
+
+        It is the target of `replace`.
 
         Args:
             modality: name of the modality.
@@ -513,10 +167,107 @@ class Declaration(_Declared, init=False):
             The text; None for another update, and for a target that is no text, or depends on more
             than `item.index`.
         """
-        updates = (update for m in self.modalities if m.name == modality for update in m.update)
-        replaced = next((update for update in updates if isinstance(update, Replace)), None)
-        return replaced.text(Scope(item=SimpleNamespace(index=index))) if replaced else None
+        scope = Scope(item=SimpleNamespace(index=index))
+        for declared in self.modalities:
+            if declared.name != modality:
+                continue
+            for update in declared.update:
+                if isinstance(update, Replace):
+                    return update.text(scope)
+        return None
+
+    # -- the checks; each may rely on the earlier ones --
+
+    def _check(self, where: str) -> None:
+        self._check_modalities(where)
+        check_name(self.name, where)
+        for output in self.outputs:
+            require(isinstance(output, Output), f"{where}, outputs", "outputs", repr(output))
+        is_character = isinstance(self.merges, str) and len(self.merges) == 1
+        may_merge = self.merges is None or is_character
+        require(may_merge, f"{where}, merges", "one character", repr(self.merges))
+        require(self.modalities, where, "at least one modality", "none")
+        if self.is_raw:
+            self._check_raw(where)
+        self._check_inputs_of_processors(where)
+        self._check_unique_names(where)
+
+    def _check_modalities(self, where: str) -> None:
+        for modality in self.modalities:
+            expected = "modalities, each as an argument of its own"
+            remedy = "Write a * before it." if isinstance(modality, (list, tuple)) else ""
+            got = f"a {type(modality).__name__}"
+            require(isinstance(modality, Modality), where, expected, got, remedy)
+
+    def _check_raw(self, where: str) -> None:
+        """Refuse anything beside a modality without positions."""
+        names = [modality.name for modality in self.modalities]
+        names += [output.name for output in self.outputs]
+        if self.prompt is not None:
+            names.append("prompt")
+        if self.decoder_prompt is not None:
+            names.append("decoder_prompt")
+        expected = "nothing beside a modality without positions, whose fields take up forward"
+        require(len(names) == 1, where, expected, ", ".join(names))
+
+    def _check_inputs_of_processors(self, where: str) -> None:
+        """Refuse `hf(inputs=...)` that names what no modality passes."""
+        arguments: set[str] = set()
+        for modality in self.modalities:
+            arguments.update(modality.arguments)
+        for modality in self.modalities:
+            if isinstance(modality.process, HF):
+                unknown = sorted(set(modality.process.inputs) - arguments)
+                where_inputs = f"{where}, {modality.name}: hf(inputs=...)"
+                expected = f"arguments among {sorted(arguments)}"
+                require(not unknown, where_inputs, expected, repr(unknown))
+
+    def _check_unique_names(self, where: str) -> None:
+        """Refuse two modalities, fields or outputs of one name.
+
+        The model receives fields by name, so a name must tell the modality.
+        """
+        fields: list[str] = []
+        for modality in self.modalities:
+            fields += [name for name, field in modality.fields.items() if not field.hidden]
+        for modality in self.modalities:
+            if modality.embeds:
+                fields.append(f"{modality.name}_embeds")
+        _check_unique("modality", [modality.name for modality in self.modalities], where)
+        _check_unique("field", fields, where)
+        _check_unique("output", [output.name for output in self.outputs], where)
 
     def _stated(self) -> Iterator[str]:
-        name, *options = super()._stated()
-        yield from (name, *map(repr, self.modalities), *options)
+        # modalities are arguments without a name, after the name of the spec
+        arguments = super()._stated()
+        yield next(arguments)
+        for modality in self.modalities:
+            yield repr(modality)
+        yield from arguments
+
+
+def find_calling_module() -> str:
+    """Return the name of the module whose code declares or registers a spec, as `enum` does."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__") in _DECLARING_MODULES and frame.f_back is not None:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "__main__"))
+
+
+_DECLARING_MODULES = ("mmkit.language.spec", "mmkit.language.named_part", "mmkit.model_spec")
+"""The modules of mmkit through whose functions a spec is declared or registered."""
+
+
+def _convert_rewrite(rewrite: Any) -> EndingWith | Layout | None:
+    """Return how a prompt is rewritten: the ids at its end, or a layout that takes its place."""
+    if rewrite is None or isinstance(rewrite, EndingWith):
+        return rewrite
+    return as_layout(rewrite)
+
+
+def _check_unique(kind: str, names: Iterable[str], where: str) -> None:
+    """Refuse a name that comes twice."""
+    seen_names: set[str] = set()
+    for name in names:
+        require(name not in seen_names, where, f"one {kind} named {name!r}", "several")
+        seen_names.add(name)

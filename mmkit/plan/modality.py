@@ -34,8 +34,8 @@ from ..language.layout import (
     Update,
     whole,
 )
+from ..language.modality import Modality
 from ..language.node import fold
-from ..language.spec import Modality
 from .forms import Form, form_of, has_form
 from .hf_calls import LazyProcessor
 from .layouts import EmbeddingLayoutEvaluator, LayoutEvaluator, TooManyRows

@@ -153,7 +153,7 @@ def has_tokenizer(name: Any, **options: Any) -> bool:
 
 
 def _code_of_spec(spec: Declaration) -> list[Path]:
-    return [] if module_of(spec) is None else _code(spec._module)
+    return [] if module_of(spec) is None else _code(spec.declaring_module)
 
 
 def _code(name: str) -> list[Path]:

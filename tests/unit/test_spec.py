@@ -1,8 +1,10 @@
 """Specs: structure, defaults, and what the pure layers import."""
 
 import copy
+import inspect
 import os
 import pickle
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -194,3 +196,10 @@ assert plan_of(modality()).preview([5], {"m": [[1, 2], [3, 4]]}).prompt_token_id
 def test_names_that_do_not_exist():
     with pytest.raises(AttributeError, match=r"^module 'mmkit' has no attribute 'nonsense'$"):
         mmkit.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("declaration", [mmkit.Modality, mmkit.Output, mmkit.ModelSpec])
+def test_signatures_show_what_an_author_writes(declaration):
+    parameters = inspect.signature(declaration).parameters.values()
+    assert not [parameter for parameter in parameters if parameter.name.startswith("_")]
+    assert not [parameter for parameter in parameters if re.search("Stated|InitVar", str(parameter.annotation))]
