@@ -23,23 +23,25 @@ from mmkit import (
     tok,
 )
 
-MOST = 3.0
+MAX_MAGNITUDE = 3.0
 
 
-def normalised(items: Sequence[torch.Tensor], scope: Scope) -> dict[str, list[torch.Tensor]]:
-    """Series (length,) as (2 * length, 1), value and mask in turns; and what undoes it, (2,)."""
-    offsets = [-series.mean() for series in items]
-    centred = [series + offset for series, offset in zip(items, offsets, strict=True)]
-    largest = [series.abs().max() for series in centred]
-    scales = [most / MOST if most >= MOST else torch.ones_like(most) for most in largest]
-    values = [series / scale for series, scale in zip(centred, scales, strict=True)]
-    return {
-        "timeseries": [torch.stack([v, torch.ones_like(v)], dim=1).float().reshape(-1, 1) for v in values],
-        "statistics": [torch.stack(pair) for pair in zip(offsets, scales, strict=True)],
-    }
+def normalise(items: Sequence[torch.Tensor], scope: Scope) -> dict[str, list[torch.Tensor]]:
+    """Return series (length,) as (2 * length, 1), value and mask in turns; and their offsets and scales, (2,)."""
+    columns: dict[str, list[torch.Tensor]] = {"timeseries": [], "statistics": []}
+    for series in items:
+        offset = -series.mean()
+        centred = series + offset
+        scale = torch.clamp(centred.abs().max() / MAX_MAGNITUDE, min=1.0)
+        values = centred / scale
+        pairs = torch.stack([values, torch.ones_like(values)], dim=1)
+        columns["timeseries"].append(pairs.float().reshape(-1, 1))
+        columns["statistics"].append(torch.stack([offset, scale]))
+    return columns
 
 
-offset, scale = fields.statistics[0], fields.statistics[1]
+offset = fields.statistics[0]
+scale = fields.statistics[1]
 patch = embed(cfg.ts_token_start_index)
 
 CHATTS = ModelSpec(
@@ -54,7 +56,7 @@ CHATTS = ModelSpec(
             "timeseries": batched(dtype="float32"),
             "statistics": batched(hidden=True, shape=(2,), dtype="float64"),
         },
-        process=normalised,
+        process=normalise,
         limit=50,
     ),
 )

@@ -7,12 +7,16 @@ from mmkit import Image, Modality, ModelSpec, Scope, batched, cfg, hf, insert, p
 
 
 def task(s: Scope) -> list[int]:
-    """The prompt with its task token, as in ``<CAPTION>``, written out as the sentence that it stands for."""
-    lead = s.prompt[: s.prompt[:1] == [s.cfg.bos_token_id]]
-    body = s.prompt[len(lead) :]
-    tail = body[-1:] if body[-1:] == [s.cfg.eos_token_id] else []
-    text = s.tok.decode(body[: len(body) - len(tail)])
-    return [*lead, *s.tok.text(s.proc._construct_prompts([text])[0]), *tail]
+    """Return the prompt with its task token, as in ``<CAPTION>``, replaced by the sentence that it stands for."""
+    ids = list(s.prompt)
+    begin = []
+    end = []
+    if ids[:1] == [s.cfg.bos_token_id]:
+        begin = [ids.pop(0)]
+    if ids[-1:] == [s.cfg.eos_token_id]:
+        end = [ids.pop()]
+    sentence = s.proc._construct_prompts([s.tok.decode(ids)])[0]
+    return begin + s.tok.text(sentence) + end
 
 
 FLORENCE2 = ModelSpec(

@@ -31,21 +31,26 @@ DEFAULTS = Gemma3ProcessorKwargs._defaults["images_kwargs"]
 
 @later
 def views(processor: Any) -> Callable[..., dict[str, Any]]:
-    """The image processor, with the defaults of the whole processor: it alone tells the number of crops."""
-    return lambda **inputs: dict(processor.image_processor(**{**DEFAULTS, **inputs}))
+    """Return the image processor, with the defaults of the whole processor: only the former returns the number of
+    crops."""
+
+    def process(**inputs: Any) -> dict[str, Any]:
+        return dict(processor.image_processor(**(DEFAULTS | inputs)))
+
+    return process
 
 
 @later
-def written(view: str, crops: int) -> str:
-    """The text of an image: it alone, or a sentence with it and its crops."""
+def image_text(view: str, crops: int) -> str:
+    """Return the text of an image: only its view, or a sentence with it and its crops."""
     if not crops:
         return view
-    return f"Here is the original image {view} and here are some crops to help you see better " + " ".join(
-        [view] * crops
-    )
+    views = " ".join([view] * crops)
+    return f"Here is the original image {view} and here are some crops to help you see better {views}"
 
 
 def option(name):
+    """Return an option of `do_pan_and_scan`."""
     return kwargs.get(f"pan_and_scan_{name}", DEFAULTS[f"pan_and_scan_{name}"])
 
 
@@ -57,7 +62,7 @@ GEMMA3 = ModelSpec(
         "image",
         item=Image(largest=(side, side * option("max_num_crops"))),
         layout=select(
-            tok.text(written(proc.full_image_sequence, fields.num_crops)), embed=tok[proc.tokenizer.image_token]
+            tok.text(image_text(proc.full_image_sequence, fields.num_crops)), embed=tok[proc.tokenizer.image_token]
         ),
         update=replace(tok[proc.boi_token]),
         fields={

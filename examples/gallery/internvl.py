@@ -31,118 +31,161 @@ from mmkit import (
     where,
 )
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+MEAN = (0.485, 0.456, 0.406)  # of ImageNet
+STD = (0.229, 0.224, 0.225)
 
 
-def grids(least: int, most: int) -> list[tuple[int, int]]:
-    """All (columns, rows) of `least` to `most` tiles, fewer tiles first."""
-    # the model was trained with the order in which Python's sets hold grids of equally many tiles: it decides ties
-    candidates = {(i, j) for n in range(least, most + 1) for i in range(1, n + 1) for j in range(1, n + 1)}
-    return sorted((g for g in candidates if least <= g[0] * g[1] <= most), key=lambda grid: grid[0] * grid[1])
+def num_tiles(grid: tuple[int, int]) -> int:
+    """Return how many tiles a grid of (columns, rows) has."""
+    columns, rows = grid
+    return columns * rows
+
+
+def find_grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:
+    """Return all (columns, rows) of `min_tiles` to `max_tiles` tiles, fewer tiles first."""
+    # The model was trained with the order in which a Python set holds grids of equally many tiles, since that order
+    # decides ties. So the set must be filled in this order, with these values.
+    candidates = set()
+    for limit in range(min_tiles, max_tiles + 1):
+        for columns in range(1, limit + 1):
+            for rows in range(1, limit + 1):
+                candidates.add((columns, rows))
+    grids = [grid for grid in candidates if min_tiles <= num_tiles(grid) <= max_tiles]
+    return sorted(grids, key=num_tiles)
 
 
 class Tiles:
     """Images to tiles and videos to frames, all of one size: float32 (tiles, 3, size, size), normalised."""
 
-    def __init__(self, size: int, least: int, most: int, thumbnail: bool) -> None:
-        self.size, self.thumbnail, self.grids = size, thumbnail, grids(least, most)
+    def __init__(self, size: int, min_tiles: int, max_tiles: int, use_thumbnail: bool) -> None:
+        self.size = size
+        self.use_thumbnail = use_thumbnail
+        self.grids = find_grids(min_tiles, max_tiles)
 
     def __call__(
         self, images: Sequence[PILImage.Image] = (), videos: Sequence[np.ndarray] = (), **options: object
-    ) -> dict[str, torch.Tensor]:  # the request's options have chosen the grids already
+    ) -> dict[str, torch.Tensor]:
+        # `options` are those of the request, which have chosen the grids already
         outputs = {}
-        for items, pixels, count in (
-            ([self.tiles(image) for image in images], "pixel_values_flat", "image_num_patches"),
-            ([self.frames(video) for video in videos], "pixel_values_flat_video", "video_num_patches"),
-        ):
-            if items:
-                outputs[pixels] = items[0] if len(items) == 1 else torch.cat(items)
-                outputs[count] = torch.tensor([len(item) for item in items])
+        if images:
+            tiles = [self.tile_image(image) for image in images]
+            outputs["pixel_values_flat"] = concatenate(tiles)
+            outputs["image_num_patches"] = torch.tensor([len(tensor) for tensor in tiles])
+        if videos:
+            frames = [self.resize_frames(video) for video in videos]
+            outputs["pixel_values_flat_video"] = concatenate(frames)
+            outputs["video_num_patches"] = torch.tensor([len(tensor) for tensor in frames])
         return outputs
 
-    def best_grid(self, width: int, height: int) -> tuple[int, int]:
-        """(columns, rows) of the nearest aspect ratio; of equally near ones the last that the image fills to a half."""
-        best, nearest = (1, 1), float("inf")
+    def tile_image(self, image: PILImage.Image) -> torch.Tensor:
+        """Return the tiles of an image, row by row, and its thumbnail if they are several."""
+        columns, rows = self.choose_grid(image.width, image.height)
+        whole = image.resize((self.size * columns, self.size * rows))
+        tiles = []
+        for y in range(0, whole.height, self.size):
+            for x in range(0, whole.width, self.size):
+                tiles.append(whole.crop((x, y, x + self.size, y + self.size)))
+        if self.use_thumbnail and len(tiles) > 1:
+            tiles.append(image.resize((self.size, self.size)))
+        return self.normalise(tiles)
+
+    def choose_grid(self, width: int, height: int) -> tuple[int, int]:
+        """Return (columns, rows) of the nearest aspect ratio; of equally near ones the last that the image fills to a
+        half."""
+        best = (1, 1)
+        least_distance = float("inf")
         for columns, rows in self.grids:
             distance = abs(width / height - columns / rows)
-            half_full = width * height > 0.5 * self.size**2 * columns * rows
-            if distance < nearest or (distance == nearest and half_full):
-                best, nearest = (columns, rows), distance
+            is_half_full = width * height > 0.5 * self.size**2 * columns * rows
+            if distance < least_distance or (distance == least_distance and is_half_full):
+                best = (columns, rows)
+                least_distance = distance
         return best
 
-    def tiles(self, image: PILImage.Image) -> torch.Tensor:
-        """Tiles of an image, row by row, and its thumbnail if they are several."""
-        columns, rows = self.best_grid(*image.size)
-        whole = image.resize((self.size * columns, self.size * rows))
-        corners = [(self.size * x, self.size * y) for y in range(rows) for x in range(columns)]
-        parts = [whole.crop((x, y, x + self.size, y + self.size)) for x, y in corners]
-        if self.thumbnail and len(parts) > 1:
-            parts.append(image.resize((self.size, self.size)))
-        return self.normalised(parts)
+    def resize_frames(self, video: np.ndarray) -> torch.Tensor:
+        """Return the frames (frames, height, width, 3) of a video, each as a tile."""
+        frames = [PILImage.fromarray(frame).resize((self.size, self.size)) for frame in video]
+        return self.normalise(frames)
 
-    def frames(self, video: np.ndarray) -> torch.Tensor:
-        """Frames (frames, height, width, 3) of a video, each as a whole."""
-        return self.normalised([PILImage.fromarray(frame).resize((self.size, self.size)) for frame in video])
-
-    def normalised(self, images: list[PILImage.Image]) -> torch.Tensor:
-        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    def normalise(self, images: list[PILImage.Image]) -> torch.Tensor:
+        """Return images of the tiles' size as float32 (images, 3, size, size), normalised."""
+        mean = torch.tensor(MEAN).view(3, 1, 1)
+        std = torch.tensor(STD).view(3, 1, 1)
         pixels = torch.empty(len(images), 3, self.size, self.size)
-        for tile, image in zip(pixels, images, strict=True):  # one by one, each fits a processor's cache
+        for tile, image in zip(pixels, images, strict=True):  # one by one, since one tile fits the CPU's cache
             tile.copy_(torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1))
             tile.div_(255).sub_(mean).div_(std)
         return pixels
 
 
+def concatenate(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Return the tiles of all items; of one item without a copy."""
+    if len(tensors) == 1:
+        return tensors[0]
+    return torch.cat(tensors)
+
+
 @later
-def most_tiles(size: int, least: int, most: int) -> tuple[int, int]:
-    """(width, height) of an image that fills a grid of the most tiles."""
-    columns, rows = grids(least, most)[-1]
+def largest_image(size: int, min_tiles: int, max_tiles: int) -> tuple[int, int]:
+    """Return (width, height) of an image that fills a grid of the most tiles."""
+    columns, rows = find_grids(min_tiles, max_tiles)[-1]
     return size * columns, size * rows
 
 
-size = cfg.vision_config.image_size
-tiled = kwargs.get("dynamic_image_size", cfg.dynamic_image_size)
-least = where(tiled, kwargs.get("min_dynamic_patch", cfg.min_dynamic_patch), 1)
-most = where(tiled, kwargs.get("max_dynamic_patch", cfg.max_dynamic_patch), 1)
-tiles = hf(later(Tiles)(size, least, most, kwargs.get("use_thumbnail", cfg.use_thumbnail)))
-rows_per_tile = floor((size // cfg.vision_config.patch_size) ** 2 * cfg.downsample_ratio**2)
-context = tok["<IMG_CONTEXT>"]
-VIDEO_TOKENS = {"gpt_oss": "<|reserved_200000|>"} | dict.fromkeys(["qwen2", "qwen3", "qwen3_moe"], "<|video_pad|>")
-video_token = later(VIDEO_TOKENS.get)(cfg.llm_config.model_type)
-video_context = tok[video_token]
+SIZE = cfg.vision_config.image_size
+IS_TILED = kwargs.get("dynamic_image_size", cfg.dynamic_image_size)
+MIN_TILES = where(IS_TILED, kwargs.get("min_dynamic_patch", cfg.min_dynamic_patch), 1)
+MAX_TILES = where(IS_TILED, kwargs.get("max_dynamic_patch", cfg.max_dynamic_patch), 1)
+PROCESS = hf(later(Tiles)(SIZE, MIN_TILES, MAX_TILES, kwargs.get("use_thumbnail", cfg.use_thumbnail)))
+TOKENS_PER_TILE = floor((SIZE // cfg.vision_config.patch_size) ** 2 * cfg.downsample_ratio**2)
+
+IMAGE_CONTEXT = tok["<IMG_CONTEXT>"]
+VIDEO_TOKENS = {
+    "gpt_oss": "<|reserved_200000|>",
+    "qwen2": "<|video_pad|>",
+    "qwen3": "<|video_pad|>",
+    "qwen3_moe": "<|video_pad|>",
+}
+VIDEO_TOKEN = later(VIDEO_TOKENS.get)(cfg.llm_config.model_type)
+VIDEO_CONTEXT = tok[VIDEO_TOKEN]
 
 
-def tile(token, count):
-    """Tiles between start and end token."""
-    return tok["<img>"] + embed(token) * (rows_per_tile * count) + tok["</img>"]
+def tiles(token, count):
+    """Return the layout of tiles, between start and end token."""
+    return tok["<img>"] + embed(token) * (TOKENS_PER_TILE * count) + tok["</img>"]
+
+
+def frame(index):
+    """Return the layout of a frame, behind its number."""
+    return tok.text("Frame{}: ", index + 1) + tiles(VIDEO_CONTEXT, 1)
 
 
 INTERNVL = ModelSpec(
     "internvl",
     Modality(
         "image",
-        item=Image(largest=most_tiles(size, least, most)),
-        layout=tile(context, fields.image_num_patches),
+        item=Image(largest=largest_image(SIZE, MIN_TILES, MAX_TILES)),
+        layout=tiles(IMAGE_CONTEXT, fields.image_num_patches),
         update=replace(tok.text("<image>")),
         fields={
             "pixel_values_flat": flat(fields.image_num_patches),
             "image_num_patches": batched(keep_on_cpu=True),
-            "image_token_id": constant(context, dtype="int64", keep_on_cpu=True),
+            "image_token_id": constant(IMAGE_CONTEXT, dtype="int64", keep_on_cpu=True),
         },
-        process=tiles,
-        embeds=tok["<img>"] + embed(context) * item.rows + tok["</img>"],
+        process=PROCESS,
+        embeds=tok["<img>"] + embed(IMAGE_CONTEXT) * item.rows + tok["</img>"],
     ),
     Modality(
         "video",
-        item=Video(largest=(32, size, size)),
-        layout=each(fields.video_num_patches, lambda i: tok.text("Frame{}: ", i + 1) + tile(video_context, 1)),
+        item=Video(largest=(32, SIZE, SIZE)),
+        layout=each(fields.video_num_patches, frame),
         update=replace(tok.text("<video>")),
         fields={
             "pixel_values_flat_video": flat(fields.video_num_patches),
             "video_num_patches": batched(keep_on_cpu=True),
-            "video_token_id": constant(video_context, dtype="int64", keep_on_cpu=True),
+            "video_token_id": constant(VIDEO_CONTEXT, dtype="int64", keep_on_cpu=True),
         },
-        process=tiles,
-        when=tok.has(video_token),
+        process=PROCESS,
+        when=tok.has(VIDEO_TOKEN),
     ),
 )

@@ -10,33 +10,40 @@ from mmkit import Image, Modality, ModelSpec, batched, cfg, embed, hf, item, lat
 
 @later
 def best_size(height: int, width: int, sizes: Sequence[Sequence[int]]) -> Sequence[int]:
-    """(height, width) of the tiles that show an image with the most pixels; of several the one with the least area."""
+    """Return (height, width) of the tiles that show an image with the most pixels; of several the one with the least
+    area."""
 
-    def shown(size: Sequence[int]) -> int:
+    def rank(size: Sequence[int]) -> tuple[int, int]:
         scale = min(size[0] / height, size[1] / width)
-        return min(int(height * scale) * int(width * scale), height * width)
+        num_pixels = min(int(height * scale) * int(width * scale), height * width)
+        return num_pixels, -size[0] * size[1]
 
-    return max(sizes, key=lambda size: (shown(size), -size[0] * size[1]))
+    return max(sizes, key=rank)
 
 
 @later
-def unpadded(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
-    """(rows, columns) of patches of an image, which stands in the middle of so many."""
+def remove_padding(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
+    """Return (rows, columns) of patches of an image that stands in the middle of a padded grid of patches."""
     if width / height > columns / rows:
-        return rows - (rows - int(round(height * (columns / width), 7))) // 2 * 2, columns
-    return rows, columns - (columns - int(round(width * (rows / height), 7))) // 2 * 2
+        padding = rows - int(round(height * (columns / width), 7))
+        return rows - padding // 2 * 2, columns
+    padding = columns - int(round(width * (rows / height), 7))
+    return rows, columns - padding // 2 * 2
 
 
 @later
 def largest(sizes: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """(width, height) of the images that fill the tiles."""
+    """Return (width, height) of the images that fill the tiles."""
     return [(width, height) for height, width in sizes]
 
 
-tower, sizes = cfg.vision_config, cfg.image_grid_pinpoints
+tower = cfg.vision_config
+sizes = cfg.image_grid_pinpoints
 side = tower.image_size // tower.patch_size
 best = best_size(item.height, item.width, sizes)
-grid = unpadded(item.height, item.width, *(side * (best[i] // tower.image_size) for i in (0, 1)))
+rows = side * (best[0] // tower.image_size)
+columns = side * (best[1] // tower.image_size)
+grid = remove_padding(item.height, item.width, rows, columns)
 class_token = where(tower.model_type == "clip_vision_model", 1, 0)
 view = side**2 + class_token - where(cfg.vision_feature_select_strategy == "default", 1, 0)
 

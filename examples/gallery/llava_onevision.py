@@ -19,42 +19,48 @@ from mmkit import (
     where,
 )
 
-from .llava_next import best_size, unpadded
+from .llava_next import best_size, remove_padding
 
 
 @later
-def most_views(ratio: str) -> int:
-    """The most views of which an image has the patches, as in ``anyres_max_9``."""
+def parse_max_views(ratio: str) -> int:
+    """Return the most views of which an image has the patches, as in ``anyres_max_9``."""
     return int(ratio.removeprefix("anyres_max_"))
 
 
 @later
-def reduced(grid: Sequence[int], side: int, most: int) -> tuple[int, int]:
-    """(rows, columns) of patches after an image with too many of them is made smaller."""
+def reduce_grid(grid: Sequence[int], side: int, max_views: int) -> tuple[int, int]:
+    """Return (rows, columns) of patches after an image with too many of them is made smaller."""
     rows, columns = grid
-    ratio = sqrt(rows * columns / (most * side**2))
-    return (int(rows // ratio), int(columns // ratio)) if ratio > 1.1 else (rows, columns)
+    ratio = sqrt(rows * columns / (max_views * side**2))
+    if ratio <= 1.1:
+        return rows, columns
+    return int(rows // ratio), int(columns // ratio)
 
 
 @later
-def largest(sizes: Sequence[Sequence[int]], patch: int, side: int, most: int) -> list[tuple[int, int]]:
-    """(width, height) of images that fill the tiles in one dimension, and in the other too, or as far as an image is
-    not made smaller."""
-    fitting = int(1.1**2 * most * side**2) * patch**2
-    spans = [(height, width, span) for height, width in sizes for span in (0, patch)]
-    tall = [
-        (max(patch, min(width, fitting // height // patch * patch) - less), height) for height, width, less in spans
-    ]
-    wide = [(width, max(patch, min(height, fitting // width // patch * patch) - less)) for height, width, less in spans]
-    return tall + wide
+def largest(sizes: Sequence[Sequence[int]], patch: int, side: int, max_views: int) -> list[tuple[int, int]]:
+    """Return (width, height) of images that fill the tiles in one dimension, and in the other too, or as far as an
+    image is not made smaller."""
+    max_pixels = int(1.1**2 * max_views * side**2) * patch**2
+    images = []
+    for height, width in sizes:
+        fitting_width = min(width, max_pixels // height // patch * patch)
+        fitting_height = min(height, max_pixels // width // patch * patch)
+        for margin in (0, patch):  # rounding may make the smaller one have more patches
+            images.append((max(patch, fitting_width - margin), height))
+            images.append((width, max(patch, fitting_height - margin)))
+    return images
 
 
-tower, sizes = cfg.vision_config, cfg.image_grid_pinpoints
+tower = cfg.vision_config
+sizes = cfg.image_grid_pinpoints
 side = tower.image_size // tower.patch_size
-most = most_views(cfg.vision_aspect_ratio)
+max_views = parse_max_views(cfg.vision_aspect_ratio)
 best = best_size(item.height, item.width, sizes)
-rows, columns = (best[i] // tower.image_size for i in (0, 1))
-grid = reduced(unpadded(item.height, item.width, side * rows, side * columns), side, most)
+rows = best[0] // tower.image_size
+columns = best[1] // tower.image_size
+grid = reduce_grid(remove_padding(item.height, item.width, side * rows, side * columns), side, max_views)
 tile = (3, tower.image_size, tower.image_size)
 view = side**2 - where(cfg.vision_feature_select_strategy == "default", 1, 0)
 pooled = ceil_div(side, cfg.get("spatial_pool_stride", 2))
@@ -63,10 +69,10 @@ LLAVA_ONEVISION = ModelSpec(
     "llava_onevision",
     Modality(
         "image",
-        item=Image(largest=largest(sizes, tower.patch_size, side, most)),
+        item=Image(largest=largest(sizes, tower.patch_size, side, max_views)),
         placeholder=cfg.image_token_index,
         tokens=view + grid[0] * grid[1] + grid[0],
-        fields={"pixel_values": batched(shape=(1 + rows * columns, *tile)), "image_sizes": batched(keep_on_cpu=True)},
+        fields={"pixel_values": batched(shape=(1 + rows * columns,) + tile), "image_sizes": batched(keep_on_cpu=True)},
         process=hf(proc.image_processor, one_by_one=True),  # a batch is padded to the most tiles
         embeds=embed(cfg.image_token_index) * item.rows,
     ),
@@ -75,7 +81,7 @@ LLAVA_ONEVISION = ModelSpec(
         item=Video(largest=(32, tower.image_size, tower.image_size)),
         placeholder=cfg.video_token_index,
         tokens=item.frames * pooled**2 + 1,
-        fields={"pixel_values_videos": batched(shape=(item.frames, *tile))},
+        fields={"pixel_values_videos": batched(shape=(item.frames,) + tile)},
         process=hf(proc.video_processor, one_by_one=True),
         embeds=embed(cfg.video_token_index) * item.rows,
     ),

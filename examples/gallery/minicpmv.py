@@ -9,9 +9,15 @@ from mmkit import Image, Modality, ModelSpec, Video, batched, hf, item, later, p
 
 
 @later
-def written(processor: Any, width: int, height: int, *options: Any) -> str:
-    """The text of an image, or of a frame: `options` are its number, the most slices, whether the number is written."""
-    return processor.get_slice_image_placeholder((width, height), *options)
+def image_text(processor: Any, width: int, height: int, number: int) -> str:
+    """Return the text of an image and its slices, behind its number."""
+    return processor.get_slice_image_placeholder((width, height), number)
+
+
+@later
+def frame_text(processor: Any, width: int, height: int) -> str:
+    """Return the text of a frame: one slice, no number."""
+    return processor.get_slice_image_placeholder((width, height), 0, 1, False)
 
 
 images = proc.image_processor
@@ -19,7 +25,7 @@ side = images.scale_resolution
 
 
 def vision(name, item_type, prefix, layout, kwargs):
-    """Images or videos: lists of slices of different sizes, with their numbers of patches."""
+    """Return the modality of images or videos: lists of slices of different sizes, with their numbers of patches."""
     outputs = {key: prefix + key for key in ("pixel_values", "image_sizes", "tgt_sizes")}
     return Modality(
         name,
@@ -35,13 +41,11 @@ def vision(name, item_type, prefix, layout, kwargs):
     )
 
 
-def shown(*options):
-    """The layout of an image or a frame."""
-    return select(tok.text(written(images, item.width, item.height, *options)), embed=tok["<unk>"])
-
+IMAGE = select(tok.text(image_text(images, item.width, item.height, item.index)), embed=tok["<unk>"])
+FRAME = select(tok.text(frame_text(images, item.width, item.height)), embed=tok["<unk>"])
 
 MINICPMV = ModelSpec(
     "minicpmv",
-    vision("image", Image(largest=(side, side * images.max_slice_nums)), "", shown(item.index), {}),
-    vision("video", Video(largest=(64, side, side)), "video_", shown(0, 1, False) * item.frames, {"max_slice_nums": 1}),
+    vision("image", Image(largest=(side, side * images.max_slice_nums)), "", IMAGE, {}),
+    vision("video", Video(largest=(64, side, side)), "video_", FRAME * item.frames, {"max_slice_nums": 1}),
 )

@@ -9,15 +9,23 @@ CROP = 336
 
 
 def in_pieces(s: Scope) -> list[int]:
-    """The prompt of images with a token that begins a text after each."""
+    """Return the prompt of images with a token that begins a text after each."""
     if not s.counts.get("image") or IMAGE in s.prompt:
         return s.prompt
     tokenizer = s.proc.tokenizer
-    text = s.tok.decode(s.prompt[s.prompt[:1] == [tokenizer.bos_token_id] :])
+    ids = s.prompt
+    if ids[:1] == [tokenizer.bos_token_id]:
+        ids = ids[1:]
+    text = s.tok.decode(ids)
     for special in tokenizer.all_special_tokens:  # the tokenizer decodes a space after each
         text = text.replace(f"{special} ", special)
-    pieces = re.split(r"(<\|image_\d+\|>)", text)
-    return [t for i, piece in enumerate(pieces) for t in (s.tok.text(piece) if i % 2 else tokenizer.encode(piece))]
+    pieces = []
+    for piece in re.split(r"(<\|image_\d+\|>)", text):
+        if piece.startswith("<|image_"):
+            pieces += s.tok.text(piece)
+        else:
+            pieces += tokenizer.encode(piece)
+    return pieces
 
 
 PHI3V = ModelSpec(

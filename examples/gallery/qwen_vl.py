@@ -12,19 +12,23 @@ size = cfg.visual["image_size"]
 
 @later
 def pictures(side: int) -> CLIPImageProcessor:
-    """CLIP's processing at the model's size, without the crop."""
+    """Return CLIP's processing at the model's size, without the crop."""
     return CLIPImageProcessor(size={"height": side, "width": side}, do_center_crop=False)
 
 
 def without_paths(s: Scope) -> list[int]:
-    """The prompt with ``<img></img>`` for every ``<img>...</img>``."""
-    begin, end = s.tok["<img>"], s.tok["</img>"]
-    remaining: list[int] = []
+    """Return the prompt with ``<img></img>`` for every ``<img>...</img>``."""
+    begin = s.tok["<img>"]
+    end = s.tok["</img>"]
+    ids: list[int] = []
     position = 0
-    while begin in s.prompt[position:] and end in (rest := s.prompt[s.prompt.index(begin, position) :]):
-        remaining += [*s.prompt[position : len(s.prompt) - len(rest)], begin, end]
-        position = len(s.prompt) - len(rest) + rest.index(end) + 1
-    return remaining + s.prompt[position:]
+    while begin in s.prompt[position:]:
+        start = s.prompt.index(begin, position)
+        if end not in s.prompt[start:]:
+            break
+        ids += s.prompt[position:start] + [begin, end]
+        position = s.prompt.index(end, start) + 1
+    return ids + s.prompt[position:]
 
 
 QWEN_VL = ModelSpec(

@@ -24,15 +24,19 @@ from mmkit import (
     tok,
 )
 
-RATE, LONGEST, LEAST = 24_000, 61 * 60, 160
+RATE = 24_000
+LONGEST = 61 * 60
+LEAST = 160
 NEWLINE = 198  # of every tokenizer of Qwen2
 
 
 def ratio(scope: Scope) -> int:
+    """Return the samples of a position."""
     return getattr(scope.cfg, "speech_tok_compress_ratio", 3200)
 
 
 def raw(items: Sequence[Any], scope: Scope) -> dict[str, Any]:
+    """Return the samples of audio as tensors."""
     for samples in items:
         if len(samples) < LEAST:
             raise InputError("vibevoice.audio", f"{LEAST} samples or more", f"{len(samples)}")

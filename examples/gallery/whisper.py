@@ -1,9 +1,20 @@
 """Whisper (encoder-decoder): the encoder gets nothing but audio, so a caller's prompt is the decoder's."""
 
-from mmkit import Audio, Modality, ModelSpec, batched, cfg, hf, proc
+from mmkit import Audio, Modality, ModelSpec, Scope, batched, cfg, hf, proc
 
 extractor = proc.feature_extractor
 window = extractor.chunk_length * extractor.sampling_rate
+
+
+def encoder_prompt(scope: Scope) -> list[int]:
+    """Return the encoder's prompt: the placeholder of the audio."""
+    return [0]
+
+
+def callers_prompt(scope: Scope) -> list[int]:
+    """Return the prompt of the caller."""
+    return scope.prompt
+
 
 WHISPER = ModelSpec(
     "whisper",
@@ -16,7 +27,7 @@ WHISPER = ModelSpec(
         process=hf(extractor, inputs={"audios": "raw_speech"}, kwargs={"sampling_rate": extractor.sampling_rate}),
         limit=1,
     ),
-    prompt=lambda s: [0],
-    decoder_prompt=lambda s: s.prompt,
+    prompt=encoder_prompt,
+    decoder_prompt=callers_prompt,
     tokenization_kwargs={"add_special_tokens": False},
 )
