@@ -162,15 +162,15 @@ def of_kind(name: str) -> tuple[dict[str, Side], list[Any]]:
     Raises:
         RuntimeError: the classes differ in a result.
     """
-    from mmkit.testing import vllm_path
+    from mmkit.testing import processors, vllm_path
 
     kind = KINDS[name]
-    config = vllm_path.config_for_spec(kind.folder)
+    config = processors.load_config_for_spec(kind.folder)
     classes = {"generated": kind.spec.classes, "hand_written": kind.classes()}
-    sides = {side: Side(vllm_path.generated(classes[side], config)) for side in SIDES}
+    sides = {side: Side(processors.make_processor(classes[side], config)) for side in SIDES}
     requests = [(ids, {kind.name: items}, {}) for ids, items in kind.requests]
     for request in requests:
-        outcomes = [vllm_path.outcome(apply(side, request)) for side in sides.values()]
+        outcomes = [vllm_path.read_outcome(apply(side, request)) for side in sides.values()]
         # their hashes, which the features have too, are their own
         outcomes = [replace(outcome, hashes={}, features={}) for outcome in outcomes]
         if difference := differences(*outcomes):
@@ -196,11 +196,11 @@ def cache(processor: Any) -> Any:
 def start(known: Any) -> None:
     """What the engine does at its start: it makes the processor, which binds a spec, asks for the
     most tokens of an item, and has the dummy request processed."""
-    from mmkit.testing import vllm_path
+    from mmkit.testing import processors
 
     classes = Classes(type(known.info), type(known.dummy_inputs), type(known))
     config = copy(known.info.ctx.model_config)  # nothing is known of it yet
-    processor = vllm_path.generated(classes, config)
+    processor = processors.make_processor(classes, config)
     limits = processor.info.allowed_mm_limits
     seq_len = processor.info.ctx.model_config.max_model_len
     counts = {name: 1 for name, limit in limits.items() if limit is None or limit}
@@ -251,7 +251,7 @@ def own_update(processor: Any, request: Any) -> Callable[[], Any]:
     from mmkit.vllm_api.processor import Request
 
     prompt, data, kwargs = request
-    sent = Request(prompt, vllm_path.parsed(processor, data), {}, kwargs, None)
+    sent = Request(prompt, vllm_path.parse_items(processor, data), {}, kwargs, None)
     counts = {name: len(own) for name, own in sent.items.data.items()}
     taken = {name: sent.items.taken(name, range(count)) for name, count in counts.items()}
     plan = processor._configured(kwargs)
@@ -270,13 +270,13 @@ def own_update(processor: Any, request: Any) -> Callable[[], Any]:
 
 def hand_written_update(processor: Any, request: Any) -> Callable[[], Any]:
     """The prompt update of one processed request."""
-    from mmkit.testing import vllm_path
+    from mmkit.testing.updates import process_items
 
     prompt, data, kwargs = request
-    _, fields, items = vllm_path.processed(processor, data, kwargs)
+    processed = process_items(processor, data, kwargs)
 
     def call() -> Any:
-        updates = processor._get_mm_prompt_updates(items, kwargs, fields)
+        updates = processor._get_mm_prompt_updates(processed.items, kwargs, processed.kwargs_items)
         return processor._apply_prompt_updates(processor._postprocess_prompt(prompt), updates)
 
     return call

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from mmkit.errors import MmkitError
 from mmkit.serve.client import build_request
 from mmkit.serve.protocol import GenerateRequest, Generation
-from mmkit.testing import Request, Subject, of_spec, vllm_path
+from mmkit.testing import Request, Subject, of_spec, processors
 
 _OUTPUT = 16
 """Tokens that are generated for a request, unless ``--output-len`` says otherwise."""
@@ -75,8 +75,8 @@ def drawn(args: Any, tokenizer: Any = None) -> list[Any]:
     """Drawn requests in place of vLLM's data set, for its parsed command line."""
     from vllm.benchmarks.datasets import SampleRequest
 
-    config = vllm_path.model_config(args.model)
-    spec = vllm_path.registered(config).spec
+    config = processors.load_model_config(args.model)
+    spec = processors.make_registered_processor(config).spec
     # the server may have other options, and takes requests without any
     subject = of_spec(spec, args.model, kwargs=st.just({}), enable_mm_embeds=False)
     output = args.output_len or _OUTPUT

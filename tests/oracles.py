@@ -26,7 +26,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from mmkit import ModelSpec
 from mmkit.testing import ImageSample, vllm_path
 from mmkit.testing.differences import differences as differences_of
-from mmkit.testing.vllm_path import StandIn, model_config
+from mmkit.testing.processors import StandIn, load_model_config
 
 FOLDER = Path(os.environ.get("MMKIT_ORACLES", Path(__file__).parent / "data" / "oracles"))
 TOLERANCE = 2e-2
@@ -106,7 +106,7 @@ def processor(name: str, checkpoint: str | None = None, **options: Any) -> Any:
         spec.classes.processor, info=spec.classes.info, dummy_inputs=spec.classes.dummy_inputs
     )(model)
     folder, overrides = checkpoint or system.checkpoint, {"architectures": [architecture]}
-    config = model_config(folder, hf_overrides=overrides, trust_remote_code=True, **options)
+    config = load_model_config(folder, hf_overrides=overrides, trust_remote_code=True, **options)
     instance = MULTIMODAL_REGISTRY.create_processor(config)
     assert type(instance) is spec.classes.processor
     return instance
@@ -116,7 +116,7 @@ def processor(name: str, checkpoint: str | None = None, **options: Any) -> Any:
 def hand_written(name: str, checkpoint: str | None = None, **options: Any) -> Any:
     """vLLM's own processor of a system's architecture, on its stored checkpoint or another."""
     folder = checkpoint or SYSTEMS[name].checkpoint
-    instance = MULTIMODAL_REGISTRY.create_processor(model_config(folder, trust_remote_code=True, **options))
+    instance = MULTIMODAL_REGISTRY.create_processor(load_model_config(folder, trust_remote_code=True, **options))
     assert type(instance).__module__.startswith("vllm.")
     return instance
 

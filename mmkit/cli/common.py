@@ -70,13 +70,13 @@ def open_checkpoint(spec: ModelSpec, folder: str | Path, *, trust_remote_code: b
     """
     path = checkpoint(folder)
     with needs_vllm():
-        from ..testing import vllm_path
+        from ..testing import processors
     embeds = any(modality.embeds for modality in spec.modalities)
     options = {"enable_mm_embeds": embeds, "trust_remote_code": trust_remote_code}
     remedy = "" if trust_remote_code or not _brings_code(path) else _UNTRUSTED
     try:
-        config = vllm_path.config_for_spec(path, **options)
-        return vllm_path.generated(spec.classes, config).info  # a processor binds its spec
+        config = processors.load_config_for_spec(path, **options)
+        return processors.make_processor(spec.classes, config).info  # a processor binds its spec
     except SpecError as error:
         error.args = (f"{error} {remedy}".rstrip(),)
         raise

@@ -40,7 +40,7 @@ def compare(
 ) -> None:
     """Compare a spec with the processor of a model class. Exit status 1 if they differ."""
     from ..testing import compare as testing
-    from ..testing.vllm_path import factories_of
+    from ..testing.processors import find_factories
 
     for pattern in known or ():
         try:
@@ -48,7 +48,7 @@ def compare(
         except re.error as error:
             raise MmkitError("--known", "a regular expression", reason(error)) from error
     declared, model = named(spec, ModelSpec), named(model_class, type)
-    if factories_of(model) is None:
+    if find_factories(model) is None:
         where, expected = f"--class {model_class}", "a model class with a processor"
         remedy = "Name the class that MULTIMODAL_REGISTRY.register_processor decorates."
         raise MmkitError(where, expected, "one without", remedy)

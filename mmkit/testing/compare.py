@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import SpecError
 from ..model_spec import ModelSpec
-from . import vllm_path
+from . import processors, vllm_path
 from .differences import differences
 from .law import Violation
 from .strategies import Request, for_each
@@ -96,12 +96,14 @@ def compare(
     Raises:
         SpecError: the spec does not fit the checkpoint.
     """
-    vllm_path.load_general_plugins()
-    vllm_path.stand_in(*vllm_path.architectures_of(model_dir), model=model_class)
+    processors.load_general_plugins()
+    processors.register_stand_in(processors.read_architectures(model_dir), model_class)
     subject = subject_of(spec, model_dir, **options)
     plan: Any = subject.plan
     context = subject.processor.info.ctx
-    reference = vllm_path.generated(vllm_path.factories_of(model_class), context.model_config)
+    reference = processors.make_processor(
+        processors.find_factories(model_class), context.model_config
+    )
     comparison = Comparison()
 
     def check(request: Given) -> None:
@@ -147,7 +149,7 @@ def _difference(reference: vllm_path.Outcome, port: vllm_path.Outcome | str) -> 
     """The first difference of two outcomes, the class's first."""
     if isinstance(port, str):
         return f"The class takes what the spec refuses: {port}"
-    kinds = vllm_path.kinds(reference), vllm_path.kinds(port)
+    kinds = vllm_path.read_field_kinds(reference), vllm_path.read_field_kinds(port)
     found = differences(replace(reference, hashes={}), replace(port, hashes={}))
     found = found or differences(*kinds, "field kinds")
     return found and f"The class and the spec: {found}"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -17,17 +15,17 @@ from hypothesis.strategies import SearchStrategy
 
 from ..errors import OptionsError, SpecError
 from ..generate import Classes
-from ..language.items import SCOPES
 from ..language.layout import as_text
 from ..model_spec import ModelSpec
 from ..plan.merging import MergedRuns
 from ..plan.plan import Plan
-from . import vllm_path
+from . import processors, updates, vllm_path
+from .options import NO_OPTIONS, SCOPES_OF_VLLM, ScopedOptions, hf_options
 from .strategies import Request, Sample, as_sample, items, items_of_vllm, overwrite, spelling
-from .vllm_path import Caches, Data, Outcome, Piece
+from .updates import ItemUpdate
+from .vllm_path import Caches, Data, Outcome
 
 Samples = Mapping[str, SearchStrategy[Any]]
-_NONE: Data = {}
 
 
 @dataclass(eq=False, repr=False)
@@ -37,11 +35,11 @@ class Subject:
     Attributes:
         processor: vLLM's processor object, generated or written by hand.
         samples: per modality, a strategy for its items: samples, or values as a caller sends them.
-        kwargs: a strategy for `mm_processor_kwargs`: the given one, else one over the options that
-            the Hugging Face processor names.
+        kwargs: a strategy for `mm_processor_kwargs`; None for the options that the Hugging Face
+            processor names.
         plan: the bound spec, for a generated processor.
         model_dir: the checkpoint folder.
-        has_own_kwargs: whether a strategy for `mm_processor_kwargs` was given.
+        has_given_kwargs: whether a strategy for `mm_processor_kwargs` was given.
     """
 
     processor: Any
@@ -52,272 +50,318 @@ class Subject:
     plan: Plan | None = None
 
     def __post_init__(self) -> None:
-        self.samples = {name: own.map(as_sample) for name, own in self.samples.items()}
-        self.has_own_kwargs = self.kwargs is not None
+        self.samples = {name: values.map(as_sample) for name, values in self.samples.items()}
+        self.has_given_kwargs = self.kwargs is not None
         if self.kwargs is None:
-            self.kwargs = _kwargs_of(self.processor)
+            self.kwargs = hf_options(self.processor)
         scopes = self._scopes
         if len(scopes) > 1:
-            self.kwargs |= st.builds(_InScope, self.kwargs, st.sampled_from(scopes))
+            self.kwargs |= st.builds(ScopedOptions, self.kwargs, st.sampled_from(scopes))
 
     @property
     def _scopes(self) -> list[str]:
-        """The keys of `mm_processor_kwargs` that hold options for items of one drawn modality
-        alone."""
+        """The keys of `mm_processor_kwargs` that hold the options of one drawn modality."""
+        scopes = set()
         if self.plan is None:
-            scopes = {_SCOPES_OF_VLLM.get(name, "") for name in self.samples}
+            for name in self.samples:
+                scopes.add(SCOPES_OF_VLLM.get(name, ""))
         else:
-            scopes = {modality.item.scope for modality in self.plan.modalities.values()}
+            for modality in self.plan.modalities.values():
+                scopes.add(modality.item.scope)
         return sorted(scopes - {""})
 
     @property
     def limits(self) -> dict[str, int | None]:
-        """The most items of each modality in one request; without those that take none."""
-        limits = self.processor.info.get_supported_mm_limits()
-        return {name: limits[name] for name in self.samples if limits.get(name, 0) != 0}
+        """The most items of each modality in one request, without modalities that take none."""
+        supported = self.processor.info.get_supported_mm_limits()
+        limits = {}
+        for name in self.samples:
+            if supported.get(name, 0) != 0:
+                limits[name] = supported[name]
+        return limits
 
     @property
     def undrawn(self) -> list[str]:
         """The modalities without a strategy for their items."""
-        limits = self.processor.info.get_supported_mm_limits()
-        return [name for name, limit in limits.items() if limit != 0 and name not in self.samples]
+        supported = self.processor.info.get_supported_mm_limits()
+        return [name for name in supported if supported[name] != 0 and name not in self.samples]
+
+    # -- runs --------------------------------------------------------------------------------------
 
     def run(self, request: Request, caches: Caches | None = None) -> Outcome:
-        """The outcome of a request. With caches, its items are overwritten afterwards: what is
-        cached must not be the caller's memory."""
-        data = request.data()
-        done = vllm_path.run(self.processor, request.prompt, data, request.kwargs, caches)
-        for name, values in data.items() if caches else ():
-            for sample, value in zip(request.items[name], values, strict=True):
-                overwrite(sample, value)
-        return done
+        """Return the outcome of a request.
 
-    def pieces(self, name: str, samples: Sequence[Sample], kwargs: Data = _NONE) -> list[Piece]:
-        """The ids of items in a prompt, by the processor's own updates."""
+        With caches, the request's items are overwritten afterwards: what is cached must not be the
+        caller's memory.
+        """
+        data = request.data()
+        outcome = vllm_path.run(self.processor, request.prompt, data, request.kwargs, caches)
+        if caches is not None:
+            for name, values in data.items():
+                for sample, value in zip(request.items[name], values, strict=True):
+                    overwrite(sample, value)
+        return outcome
+
+    def find_updates(
+        self, name: str, samples: Sequence[Sample], kwargs: Data = NO_OPTIONS
+    ) -> list[ItemUpdate]:
+        """Return the processor's own updates for items of one modality."""
         values = [sample.value() for sample in samples]
         try:
-            return vllm_path.pieces(self.processor, name, values, kwargs)
+            return updates.find_updates(self.processor, name, values, kwargs)
         except Exception as error:
             options = f", mm_processor_kwargs {dict(kwargs)!r}" if kwargs else ""
             error.add_note(f"in the processing of {name}: {samples!r}{options}")
             raise
 
-    def pieces_of(self, request: Request) -> dict[str, list[Piece]]:
-        """The ids of the items of a request, by modality."""
-        kwargs = request.kwargs
-        return {name: self.pieces(name, own, kwargs) for name, own in request.items.items()}
+    def find_request_updates(self, request: Request) -> dict[str, list[ItemUpdate]]:
+        """Return the processor's own updates for the items of a request, by modality."""
+        by_modality = {}
+        for name, samples in request.items.items():
+            by_modality[name] = self.find_updates(name, samples, request.kwargs)
+        return by_modality
 
-    def postprocessed(self, request: Request) -> list[int]:
-        """The prompt in which items are placed: the caller's prompt after the spec's `prompt`, or
-        after the hooks of a hand-written processor; an encoder may have its own prompt."""
+    def rewrite_prompt(self, request: Request) -> list[int]:
+        """Return the prompt in which a request's items are placed.
+
+        It is the caller's prompt after the spec's `prompt`, or after the hooks of a hand-written
+        processor. An encoder may have its own prompt.
+        """
         prompt = list(request.prompt)
-        encoder_prompt = getattr(self.processor, "create_encoder_prompt", None)
-        if encoder_prompt is not None:
-            prompt = list(encoder_prompt(prompt, vllm_path.parsed(self.processor, request.data())))
+        create_encoder_prompt = getattr(self.processor, "create_encoder_prompt", None)
+        if create_encoder_prompt is not None:
+            parsed_items = vllm_path.parse_items(self.processor, request.data())
+            prompt = list(create_encoder_prompt(prompt, parsed_items))
         if self.plan is not None:
             return list(self.plan.rewrite("prompt", prompt, request.counts))
-        return list(getattr(self.processor, "_postprocess_prompt", list)(prompt))
+        postprocess = getattr(self.processor, "_postprocess_prompt", None)
+        if postprocess is not None:
+            prompt = list(postprocess(prompt))
+        return prompt
+
+    # -- tokens ------------------------------------------------------------------------------------
 
     @property
     def runs(self) -> MergedRuns:
         """The tokens that merge at the edges of layouts."""
-        return MergedRuns(None, None, "") if self.plan is None else self.plan.runs
+        if self.plan is None:
+            return MergedRuns(None, None, "")
+        return self.plan.runs
 
     @cached_property
     def vocabulary_size(self) -> int:
+        """The number of ids that the model takes."""
         return int(self.processor.info.ctx.model_config.get_vocab_size())
 
     @cached_property
-    def ordinary(self) -> list[int]:
-        """Some ids that are not special, and stand for no item."""
-        tokenizer, size = self.processor.info.ctx.tokenizer, self.vocabulary_size
+    def ordinary_ids(self) -> list[int]:
+        """About 64 ids, spread over the vocabulary, that are not special and stand for no item."""
+        tokenizer = self.processor.info.ctx.tokenizer
+        size = self.vocabulary_size
         if tokenizer is not None:
             size = min(size, len(tokenizer))
-        taken = {*getattr(tokenizer, "all_special_ids", ())}
+        reserved = set(getattr(tokenizer, "all_special_ids", ()))
         if self.plan is not None:
-            targets = [m.layout_evaluator.targets() for m in self.plan.modalities.values()]
-            taken.update(self.plan.embed_ids, *chain(*targets))
-        return [token for token in range(0, size, max(1, size // 64)) if token not in taken]
+            reserved.update(self.plan.embed_ids)
+            for modality in self.plan.modalities.values():
+                for target in modality.layout_evaluator.targets():
+                    reserved.update(target)
+        step = max(1, size // 64)
+        return [token for token in range(0, size, step) if token not in reserved]
 
     @cached_property
-    def first(self) -> list[int]:
-        """The special token with which the tokenizer begins a text."""
+    def bos_ids(self) -> list[int]:
+        """The special token with which the tokenizer begins a text; empty for none."""
         tokenizer = self.processor.info.ctx.tokenizer
-        begin = getattr(tokenizer, "bos_token_id", None)
-        return [] if begin is None or list(tokenizer.encode(""))[:1] != [begin] else [begin]
+        bos = getattr(tokenizer, "bos_token_id", None)
+        if bos is None or list(tokenizer.encode(""))[:1] != [bos]:
+            return []
+        return [bos]
+
+    # -- requests ----------------------------------------------------------------------------------
 
     def requests(
         self, *, least: int = 1, most: int | None = None, of: Samples | None = None
     ) -> SearchStrategy[Request]:
-        """A strategy for well-formed requests. Shrinks towards few small items and a prompt without
-        other tokens.
+        """Return a strategy for well-formed requests.
+
+        Shrinks towards few small items and a prompt without other tokens.
 
         Args:
             least: the fewest items, of all modalities together.
             most: the most items of each modality.
             of: strategies for the items, in place of `samples`.
         """
-        return _requests(self, least, most, self.samples if of is None else of)
+        samples = self.samples if of is None else of
+        return _draw_request(self, least, most, samples)
 
-    def minimal(self, name: str, sample: Sample, kwargs: Data = _NONE) -> Request:
-        """A request of one item and nothing else."""
-        (piece,) = _pieces(self, name, [sample], kwargs)
-        return Request([*piece.prefix, *piece.written], {name: [sample]}, kwargs)
+    def make_minimal_request(self, name: str, sample: Sample, kwargs: Data = NO_OPTIONS) -> Request:
+        """Return a request of one item whose prompt has nothing else."""
+        (update,) = _find_updates_or_reject(self, name, [sample], kwargs)
+        return Request(update.prefix + update.target, {name: [sample]}, kwargs)
 
 
-_RUNS = 4  # the longest run of the tokens that merge that is drawn
+# -- the drawing of requests -----------------------------------------------------------------------
+
+_MAX_ITEMS = 4  # of each modality in a drawn request, where a law needs no more
+_MAX_GAP = 3  # stretches of other tokens between two items
+_MAX_RUN_TOKENS = 4  # tokens that merge, of those that are drawn between items
 
 
 @st.composite
-def _requests(draw: Any, subject: Subject, least: int, most: int | None, of: Samples) -> Request:
-    drawn = _drawn_samples(draw, subject, least, most, of)
+def _draw_request(
+    draw: Any, subject: Subject, least: int, most: int | None, strategies: Samples
+) -> Request:
+    samples = _draw_samples(draw, subject, least, most, strategies)
     kwargs = draw(subject.kwargs)
-    pieces = {name: _pieces(subject, name, drawn[name], kwargs) for name in drawn}
-    waiting = {name: [i for i, p in enumerate(pieces[name]) if p.written] for name in pieces}
-    turns = draw(st.permutations([name for name, numbers in waiting.items() for _ in numbers]))
-    order = tuple((name, waiting[name].pop(0)) for name in turns)
-    written = [pieces[name][i].written for name, i in order]
-
-    every = [piece for of_modality in pieces.values() for piece in of_modality]
-    prefix = next((piece.prefix for piece in every if piece.prefix), [])
-    targets = [target for piece in every for target in piece.targets]
-    in_layouts = {*chain(*(piece.ids for piece in every))}
-    in_any = in_layouts.union(*targets)
-    fragments = [[token] for token in [*subject.runs.tokens_by_length.values()][:_RUNS]]
-    for ids in {tuple(ids[:-1]) for ids in written if len(ids) > 1}:
-        # the beginning of a placeholder, where it is none itself
-        if in_layouts.isdisjoint(ids) and not any(as_text(t) in as_text(ids) for t in targets):
-            fragments.append([*ids])
-    fillers = [token for token in subject.ordinary if token not in in_any] or [0]
-    if not prefix and in_any.isdisjoint(subject.first):
-        prefix = draw(st.sampled_from([[], subject.first]))
-    gap = st.lists(st.sampled_from([*([token] for token in fillers), *fragments]), max_size=3)
-    prompt = [*prefix, *chain(*draw(gap))]
-    for own in written:
-        prompt += [*own, *chain(*draw(gap))]
-    return Request(prompt, drawn, kwargs, order)
+    updates = {}
+    for name in samples:
+        updates[name] = _find_updates_or_reject(subject, name, samples[name], kwargs)
+    order = _draw_order(draw, updates)
+    targets = [updates[name][index].target for name, index in order]
+    prompt = _draw_prompt(draw, subject, updates, targets)
+    return Request(prompt, samples, kwargs, order)
 
 
-def _drawn_samples(
-    draw: Any, subject: Subject, least: int, most: int | None, of: Samples
+def _draw_samples(
+    draw: Any, subject: Subject, least: int, most: int | None, strategies: Samples
 ) -> dict[str, list[Sample]]:
-    limits = {name: max(4, least) if own is None else own for name, own in subject.limits.items()}
+    limits = {}
+    for name, limit in subject.limits.items():
+        limits[name] = max(_MAX_ITEMS, least) if limit is None else limit
     drawn: dict[str, list[Sample]] = {}
     for name, limit in limits.items():
-        drawn[name] = draw(st.lists(of[name], max_size=min(4, limit, most or limit)))
-    for name, limit in limits.items():  # the first modalities fill up to the least number
-        missing = least - sum(map(len, drawn.values()))
-        drawn[name] += [draw(of[name]) for _ in range(min(missing, limit - len(drawn[name])))]
+        max_size = min(_MAX_ITEMS, limit, most or limit)
+        drawn[name] = draw(st.lists(strategies[name], max_size=max_size))
+    # the first modalities are filled up until there are `least` items
+    for name, limit in limits.items():
+        missing = least - sum(len(samples) for samples in drawn.values())
+        room = limit - len(drawn[name])
+        for _ in range(min(missing, room)):
+            drawn[name].append(draw(strategies[name]))
     return {name: samples for name, samples in drawn.items() if samples}
 
 
-def _pieces(subject: Subject, name: str, samples: list[Sample], kwargs: Data) -> list[Piece]:
-    # items that are accepted alone and refused together are for the law to find
-    for parts in ([samples], [[one] for one in samples]):
+def _draw_order(
+    draw: Any, updates: Mapping[str, Sequence[ItemUpdate]]
+) -> tuple[tuple[str, int], ...]:
+    """Draw an order for the items that have a target.
+
+    Modalities mix, but the items of one modality keep their order: the first target of a modality
+    is that of its first item.
+    """
+    with_target: dict[str, list[int]] = {}
+    turns: list[str] = []
+    for name, of_modality in updates.items():
+        with_target[name] = [i for i, update in enumerate(of_modality) if update.target]
+        turns += [name] * len(with_target[name])
+    order = []
+    for name in draw(st.permutations(turns)):
+        order.append((name, with_target[name].pop(0)))
+    return tuple(order)
+
+
+def _draw_prompt(
+    draw: Any,
+    subject: Subject,
+    updates: Mapping[str, Sequence[ItemUpdate]],
+    targets: Sequence[list[int]],
+) -> list[int]:
+    """Draw a prompt that has these targets in their order, and other tokens between them."""
+    prefix: list[int] = []
+    in_layouts: set[int] = set()
+    all_targets: list[list[int]] = []
+    for of_modality in updates.values():
+        for update in of_modality:
+            prefix = prefix or update.prefix
+            in_layouts.update(update.ids)
+            all_targets += update.all_targets
+    of_items = in_layouts.union(*all_targets)
+
+    fillers = [token for token in subject.ordinary_ids if token not in of_items]
+    stretches = [[token] for token in fillers or [0]]
+    for token in list(subject.runs.tokens_by_length.values())[:_MAX_RUN_TOKENS]:
+        stretches.append([token])
+    stretches += _find_partial_targets(targets, all_targets, in_layouts)
+
+    if not prefix and of_items.isdisjoint(subject.bos_ids):
+        prefix = draw(st.sampled_from([[], subject.bos_ids]))
+    gaps = st.lists(st.sampled_from(stretches), max_size=_MAX_GAP)
+    prompt = list(prefix)
+    for stretch in draw(gaps):
+        prompt += stretch
+    for target in targets:
+        prompt += target
+        for stretch in draw(gaps):
+            prompt += stretch
+    return prompt
+
+
+def _find_partial_targets(
+    targets: Sequence[list[int]], all_targets: Sequence[list[int]], in_layouts: set[int]
+) -> list[list[int]]:
+    """Return the targets of several tokens without their last token.
+
+    Such a beginning of a target is ordinary text, which a search for targets must leave alone. A
+    beginning that has a whole target in it, or a token of a layout, stands for an item and is left
+    out.
+    """
+    texts = [as_text(target) for target in all_targets]
+    beginnings = {tuple(target[:-1]) for target in targets if len(target) > 1}
+    partial_targets = []
+    for beginning in beginnings:
+        text = as_text(beginning)
+        has_target = any(target in text for target in texts)
+        if not has_target and in_layouts.isdisjoint(beginning):
+            partial_targets.append(list(beginning))
+    return partial_targets
+
+
+def _find_updates_or_reject(
+    subject: Subject, name: str, samples: list[Sample], kwargs: Data
+) -> list[ItemUpdate]:
+    """Return the updates for drawn items, or reject the draw where the processor refuses an item.
+
+    Items that are accepted one by one and refused together are a mistake of the processor, which a
+    law must find: their updates are those of the single items.
+    """
+    try:
+        return subject.find_updates(name, samples, kwargs)
+    except Exception as error:
+        if not _is_legitimate_refusal(subject, kwargs, error):
+            raise
+    item_updates = []
+    for sample in samples:
         try:
-            return [piece for part in parts for piece in subject.pieces(name, part, kwargs)]
+            item_updates += subject.find_updates(name, [sample], kwargs)
         except Exception as error:
-            if not _is_refusal(subject, kwargs, error):
+            if not _is_legitimate_refusal(subject, kwargs, error):
                 raise
-    reject()
+            reject()
+    return item_updates
 
 
-def _is_refusal(subject: Subject, kwargs: Data, error: Exception) -> bool:
-    """Whether the refusal of items is legitimate, for example of an image one pixel wide, or a
-    Hugging Face processor fails at an option that the kit itself chose. A fault of the spec is not
-    legitimate, nor that it fails with options that its author states."""
-    has_own_kwargs = subject.has_own_kwargs and not isinstance(kwargs, _InScope)
-    if isinstance(error, OptionsError):
-        return not has_own_kwargs
-    if isinstance(error, ValueError):
-        return not isinstance(error, SpecError)
-    if has_own_kwargs or not kwargs:
-        return False
-    *_, (frame, _) = walk_tb(error.__traceback__)
-    return str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
-
-
+# Libraries that may fail at an option which the kit chose.
 _LIBRARIES = ("transformers", "torch", "torchvision", "numpy", "PIL")
 
 
-# -- options ---------------------------------------------------------------------------------------
+def _is_legitimate_refusal(subject: Subject, kwargs: Data, error: Exception) -> bool:
+    """Return whether a processor may refuse items with an exception.
 
-_SCOPES_OF_VLLM = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kwargs"}
-
-
-class _InScope(dict[str, Any]):
-    """Options for the items of one modality alone; those that are in a scope stay there."""
-
-    def __init__(self, options: Data, scope: str) -> None:
-        flat = {name: value for name, value in options.items() if name not in SCOPES}
-        others = {name: value for name, value in options.items() if name in SCOPES}
-        if flat:
-            others[scope] = {**(others.get(scope) or {}), **flat}
-        super().__init__(others)
-
-
-_PARTS = ("image_processor", "video_processor", "feature_extractor")
-
-# Options by which callers change what an item becomes, and a value that few have as the default.
-# What a processor was trained with (its patches, its mean) is none of them.
-_OTHERWISE = {
-    **dict.fromkeys(("crop_to_patches", "do_image_splitting", "do_normalize"), False),
-    **dict.fromkeys(("dynamic_image_size", "use_thumbnail"), False),
-    **dict.fromkeys(("max_crops", "max_dynamic_patch", "max_patches"), 2),
-    **dict.fromkeys(("max_slice_nums", "num_crops"), 2),
-    "do_pan_and_scan": True,
-    "max_image_tokens": 8,
-}
-
-# Options that together make bytes in place of floats.
-_AS_BYTES = {"do_rescale": False, "do_normalize": False}
-
-# Options with a half of their own value; of a mapping, a half of each.
-_HALVED = ("size", "min_pixels", "max_pixels", "max_image_size")
-
-
-def _kwargs_of(processor: Any) -> SearchStrategy[Data]:
-    """None, or one of the options that nobody has stated: those that the Hugging Face processor, or
-    a part of it, names. Shrinks towards none."""
-    try:
-        hf_processor = processor.info.get_hf_processor()
-        parts = [hf_processor, *(getattr(hf_processor, name, None) for name in _PARTS)]
-        options = {key: value for part in parts for key, value in _options(part).items()}
-        named = {name for part in parts if part is not None for name in _named(part)}
-    except Exception:  # each processing info says in a way of its own that there is none
-        return st.just(_NONE)
-    drawn = [_NONE, *({name: options[name]} for name in sorted(options))]
-    if named.issuperset(_AS_BYTES):
-        drawn.append(_AS_BYTES)
-    return st.sampled_from(drawn)
-
-
-def _named(part: Any) -> set[str]:
-    """The options that a processor, or a part of one, names."""
-    named = {*inspect.signature(getattr(part, "preprocess", part.__call__)).parameters}
-    for of_class in getattr(getattr(part, "valid_kwargs", None), "__mro__", ()):
-        named |= {*getattr(of_class, "__annotations__", {})}
-    return named
-
-
-def _options(part: Any) -> dict[str, Any]:
-    if part is None:
-        return {}
-    named = _named(part)
-    halves = {name: half for name in _HALVED if (half := _half(getattr(part, name, None)))}
-    return {name: value for name, value in (_OTHERWISE | halves).items() if name in named}
-
-
-def _half(value: Any) -> Any:
-    """Half of a number, or of each number of sizes by name; None of anything else."""
-    if isinstance(value, int):
-        return value // 2
-    try:
-        sizes = dict(value)  # transformers has a class of its own for these
-    except TypeError:
-        return None
-    halves = {key: _half(size) for key, size in sizes.items() if size is not None}
-    return halves if all(halves.values()) else None
+    It may refuse an item, for example an image one pixel wide. A Hugging Face processor may also
+    fail at an option that the kit itself chose. A fault of the spec is no legitimate refusal, nor
+    is any failure but a ValueError with options that the author of the spec gave.
+    """
+    is_chosen_by_author = subject.has_given_kwargs and not isinstance(kwargs, ScopedOptions)
+    if isinstance(error, OptionsError):
+        return not is_chosen_by_author
+    if isinstance(error, ValueError):
+        return not isinstance(error, SpecError)
+    if is_chosen_by_author or not kwargs:
+        return False
+    innermost, _ = list(walk_tb(error.__traceback__))[-1]
+    library = str(innermost.f_globals.get("__name__")).partition(".")[0]
+    return library in _LIBRARIES
 
 
 # -- subjects --------------------------------------------------------------------------------------
@@ -332,7 +376,7 @@ def of_spec(
     samples: Samples | None = None,
     **options: Any,
 ) -> Subject:
-    """The generated processor of a spec on a checkpoint folder.
+    """Return the generated processor of a spec on a checkpoint folder.
 
     Args:
         spec: the declaration.
@@ -347,25 +391,35 @@ def of_spec(
     Raises:
         SpecError: the spec does not fit the checkpoint.
     """
-    options = {"enable_mm_embeds": any(m.embeds for m in spec.modalities), **options}
-    config, given = vllm_path.config_for_spec(model_dir, **options), samples or {}
-    instance = vllm_path.generated(classes or spec.classes, config)
-    plan: Plan = instance.info.plan
+    takes_embeds = any(modality.embeds for modality in spec.modalities)
+    options.setdefault("enable_mm_embeds", takes_embeds)
+    config = processors.load_config_for_spec(model_dir, **options)
+    processor = processors.make_processor(classes or spec.classes, config)
+    plan: Plan = processor.info.plan
+    strategies: dict[str, SearchStrategy[Any]] = {}
+    given_strategies = samples or {}
     words = special_texts(plan)
-    drawn = {
-        name: spelling(items(m.item), m.item, [*words.keys() - m.learned.placeholder_texts])
-        for name, m in plan.modalities.items()
-        if name not in given
-    }
-    return Subject(instance, {**drawn, **given}, model_dir=model_dir, kwargs=kwargs, plan=plan)
+    for name, modality in plan.modalities.items():
+        if name not in given_strategies:
+            # a text that spells a placeholder is refused, which is for the law `refusal` to check
+            spelled = [word for word in words if word not in modality.learned.placeholder_texts]
+            strategies[name] = spelling(items(modality.item), modality.item, spelled)
+    strategies.update(given_strategies)
+    return Subject(processor, strategies, model_dir=model_dir, kwargs=kwargs, plan=plan)
 
 
 def special_texts(plan: Plan) -> dict[str, int]:
-    """The special tokens of a plan's tokenizer by their texts, without that for unknown texts."""
+    """Return the special tokens of a plan's tokenizer by their texts.
+
+    The token for unknown texts is left out.
+    """
     if plan.vocabulary is None:
         return {}
-    texts, unknown = plan.vocabulary.special_texts, plan.vocabulary.unknown
-    return {text: token for text, token in texts.items() if token != unknown}
+    texts = {}
+    for text, token in plan.vocabulary.special_texts.items():
+        if token != plan.vocabulary.unknown:
+            texts[text] = token
+    return texts
 
 
 def of_registered(
@@ -375,7 +429,7 @@ def of_registered(
     samples: Samples | None = None,
     **options: Any,
 ) -> Subject:
-    """The processor that vLLM, or a plugin, has for a checkpoint.
+    """Return the processor that vLLM, or a plugin, has for a checkpoint.
 
     Args:
         model_dir: as for `of_spec`.
@@ -384,7 +438,12 @@ def of_registered(
             to 6 frames of 64 x 64, and audio of up to 16,000 samples.
         options: options of vLLM's ModelConfig.
     """
-    processor = vllm_path.registered(vllm_path.model_config(model_dir, **options))
-    known = processor.info.get_supported_mm_limits()
-    drawn = {name: strategy for name, strategy in items_of_vllm().items() if name in known}
-    return Subject(processor, {**drawn, **(samples or {})}, model_dir=model_dir, kwargs=kwargs)
+    config = processors.load_model_config(model_dir, **options)
+    processor = processors.make_registered_processor(config)
+    supported = processor.info.get_supported_mm_limits()
+    strategies: dict[str, SearchStrategy[Any]] = {}
+    for name, strategy in items_of_vllm().items():
+        if name in supported:
+            strategies[name] = strategy
+    strategies.update(samples or {})
+    return Subject(processor, strategies, model_dir=model_dir, kwargs=kwargs)

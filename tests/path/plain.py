@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mmkit import Modality, ModelSpec
-from mmkit.testing import vllm_path
+from mmkit.testing import processors, vllm_path
 from tests.path.planted import ID, checkpoint, frames
 
 ONES = torch.ones(2, 3)
@@ -21,14 +21,14 @@ def plain(*others: Modality, prompt: Any = None, **changes: Any) -> ModelSpec:
 
 def processor(spec: ModelSpec, **options: Any) -> Any:
     """The processor that vLLM makes of a spec's classes, in a server with these options."""
-    return vllm_path.generated(
-        spec.classes, vllm_path.config_for_spec(checkpoint(), **options) if options else _config()
+    return processors.make_processor(
+        spec.classes, processors.load_config_for_spec(checkpoint(), **options) if options else _config()
     )
 
 
 @functools.cache
 def _config() -> Any:
-    return vllm_path.config_for_spec(checkpoint())
+    return processors.load_config_for_spec(checkpoint())
 
 
 def ids(words: str) -> list[int]:

@@ -123,13 +123,13 @@ class Halves:
     def sent(self, parts: tuple[Part, ...], rendered: Any, times: int, *, is_async: bool) -> None:
         """Hand a request to the engine, and compare what it gets with the request without a cache."""
         expected = without_cache(parts)
-        outcome = vllm_path.outcome(rendered)
-        features = vllm_path.in_prompt_order(outcome.features)
+        outcome = vllm_path.read_outcome(rendered)
+        features = vllm_path.sort_by_position(outcome.features)
         for _ in range(times):
             request = SimpleNamespace(mm_features=adopted(features, self.caches.sender))
             try:
                 self.received(request, is_async=is_async)
-            except vllm_path.Miss as miss:
+            except vllm_path.CacheMiss as miss:
                 # evicted since, and nobody has its values any more
                 assert any(part.is_absent for part in parts)
                 for item_hash in miss.mm_hashes:
@@ -137,7 +137,7 @@ class Halves:
                 return
             places: dict[str, list[Any]] = {name: [] for name in outcome.features}
             for feature in request.mm_features:
-                places[feature.modality].append(vllm_path._fields(feature.modality, feature.data))
+                places[feature.modality].append(vllm_path.read_fields(feature.modality, feature.data))
             assert differences(expected.fields, places) is None
             assert (outcome.ids, outcome.ranges) == (expected.ids, expected.ranges)
 
@@ -159,7 +159,7 @@ class Halves:
         """One step of a sequence."""
         match kind:
             case "foreign":  # such as prompt embeddings, which vLLM makes fields of
-                fields = vllm_path.outcome(vllm_path.render(self.processor, [ID["<frame>"]], FRAME, {}, None))
+                fields = vllm_path.read_outcome(vllm_path.render(self.processor, [ID["<frame>"]], FRAME, {}, None))
                 data = MultiModalKwargsItem(fields.items["alone"][0].data)
                 feature = MultiModalFeatureSpec(data, "alone", f"foreign {number}", PlaceholderRange(0, 1))
                 self.received(SimpleNamespace(mm_features=adopted([feature], self.caches.sender)), is_async=False)
@@ -210,7 +210,7 @@ requests = st.lists(
 steps = st.tuples(st.sampled_from(KINDS), requests, st.integers(0, 3))
 
 
-@pytest.mark.skipif(vllm_path.Miss is None, reason="before 0.28 the engine's half asserts")
+@pytest.mark.skipif(vllm_path.CacheMiss is None, reason="before 0.28 the engine's half asserts")
 @settings(max_examples=scaled(60))
 @given(st.lists(steps, min_size=8, max_size=30))
 def test_the_front_end_counts_on_what_the_engine_has(sequence: list[Any]) -> None:
@@ -233,7 +233,7 @@ def test_items_that_depend_on_each_other_are_processed_together() -> None:
     halves, two = Halves(), (Part("among", 4), Part("among", 3))
     for parts in (two, (Part("alone", 4),), (Part("alone", 2),)):
         halves.step("send", parts, 0)
-    hashes = vllm_path.outcome(halves.rendered(two)).hashes["among"]
+    hashes = vllm_path.read_outcome(halves.rendered(two)).hashes["among"]
     assert halves.caches.sender.is_cached(hashes) == [False, True]
     halves.step("send", two, 0)
 

@@ -38,7 +38,7 @@ from mmkit import (
 )
 from mmkit.language.messages import PARTS
 from mmkit.language.names import FORWARD_ARGUMENTS
-from mmkit.testing import vllm_path
+from mmkit.testing import processors, vllm_path
 from mmkit.testing.differences import differences
 from mmkit.training.chat import content_format
 from mmkit.vllm_api import chat
@@ -152,8 +152,8 @@ def doors() -> Doors:
     fast.save_pretrained(folder)
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     LlamaConfig(vocab_size=len(words), architectures=["ChatTwo"], **sizes).save_pretrained(folder)
-    config = vllm_path.config_for_spec(folder, enable_mm_embeds=True)
-    made = Doors(vllm_path.generated(TWO.classes, config))
+    config = processors.load_config_for_spec(folder, enable_mm_embeds=True)
+    made = Doors(processors.make_processor(TWO.classes, config))
     made._model.mm_spec = TWO  # type: ignore[attr-defined]
     made._model.get_placeholder_str = classmethod(MultiModalModel.get_placeholder_str.__func__)  # type: ignore[attr-defined]
     return made
@@ -183,7 +183,7 @@ def served(messages: Any, interleave: bool, **options: Any) -> tuple[list[int], 
     arrived = doors()._engine._arrived
     if arrived["type"] == "token":
         return list(arrived["prompt_token_ids"]), {}
-    outcome = vllm_path.outcome(arrived)
+    outcome = vllm_path.read_outcome(arrived)
     return outcome.ids, outcome.fields
 
 

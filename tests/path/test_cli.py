@@ -266,11 +266,13 @@ def test_refusals_are_one_sentence(command: str, tmp_path: Path, monkeypatch: py
 
 
 def test_a_command_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mmkit.testing.vllm_path", None)
-    monkeypatch.delattr("mmkit.testing.vllm_path")
+    monkeypatch.setitem(sys.modules, "mmkit.testing.processors", None)
+    monkeypatch.delattr("mmkit.testing.processors")
     status, _, error = invoke("show", TERRA, *ON_TERRA)
     assert status == 2
-    assert error.startswith("mmkit: expected a vLLM that can be imported, got import of mmkit.testing.vllm_path halted")
+    assert error.startswith(
+        "mmkit: expected a vLLM that can be imported, got import of mmkit.testing.processors halted"
+    )
     assert error.endswith('"mmkit doctor" tells what is wrong.')
 
 

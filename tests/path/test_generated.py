@@ -15,14 +15,14 @@ from vllm import ModelRegistry
 
 from examples.terra.spec import TERRA
 from mmkit import Audio, Image, InputError, ModelSpec, Video, embed
-from mmkit.testing import vllm_path
+from mmkit.testing import processors, vllm_path
 from mmkit.vllm_api.processor import Request
 from tests.path.plain import ONES, ids, plain, processor, run
 from tests.path.planted import checkpoint
 from tests.unit.common import modality
 
 
-class RegisteredForCausalLM(vllm_path.StandIn):
+class RegisteredForCausalLM(processors.StandIn):
     """What vLLM's registry asks of a multimodal model, and nothing else."""
 
 
@@ -31,7 +31,7 @@ def registered(spec: ModelSpec, **classes: type) -> Any:
     spec.register(RegisteredForCausalLM, **classes)
     # itself: no process is spawned to look at it
     ModelRegistry.register_model("RegisteredForCausalLM", RegisteredForCausalLM)
-    return vllm_path.registered(vllm_path.model_config(checkpoint("RegisteredForCausalLM")))
+    return processors.make_registered_processor(processors.load_model_config(checkpoint("RegisteredForCausalLM")))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_registration() -> None:
     assert run(instance, "<frame>", {"frames": ONES}).ids == ids("<pad> <pad> b")
     with pytest.raises(InputError, match="At most 1 "):
         run(instance, "<frame> <frame>", {"frames": [ONES, ONES]})
-    dummy = vllm_path.outcome(instance.get_dummy_mm_inputs({"frames": 1}))
+    dummy = vllm_path.read_outcome(instance.get_dummy_mm_inputs({"frames": 1}))
     assert torch.equal(dummy.fields["frames"][0]["frames"], 3 * ONES)
 
 

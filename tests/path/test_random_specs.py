@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mmkit import ModelSpec
 from mmkit.generate import Classes
-from mmkit.testing import LAWS, Case, NotApplicable, Subject, check_law, items, vllm_path
+from mmkit.testing import LAWS, Case, NotApplicable, Subject, check_law, items, processors
 from mmkit.vllm_api import DummyInputs, ProcessingInfo, Processor
 from tests.profiles import scaled
 from tests.random_specs import checkpoint, specs
@@ -20,15 +20,15 @@ from tests.random_specs import checkpoint, specs
 
 @functools.cache
 def config() -> Any:
-    vllm_path.stand_in("MmkitMadeUp")
-    return vllm_path.model_config(checkpoint(), enable_mm_embeds=True)
+    processors.register_stand_in(["MmkitMadeUp"])
+    return processors.load_model_config(checkpoint(), enable_mm_embeds=True)
 
 
 def subject_of(spec: ModelSpec) -> Subject:
     """The processor of a spec, of classes that no module keeps."""
     bases = (ProcessingInfo, DummyInputs, Processor)
     classes = Classes(*[type(base.__name__, (base,), {"spec": spec}) for base in bases])
-    instance = vllm_path.generated(classes, config())
+    instance = processors.make_processor(classes, config())
     plan = instance.info.plan
     samples = {name: items(modality.item) for name, modality in plan.modalities.items()}
     return Subject(instance, samples, model_dir=checkpoint(), plan=plan)

@@ -47,7 +47,7 @@ def requests_are_the_same(name):
             sent = {"prompt_token_ids": list(request.prompt), "multi_modal_data": request.data()}
             sent["mm_processor_kwargs"] = dict(request.kwargs)
             here, there = asyncio.run(theirs(sent, here_cache)), asyncio.run(ours(sent, cache=there_cache))
-            assert differences(vllm_path.outcome(here), vllm_path.outcome(there)) is None
+            assert differences(vllm_path.read_outcome(here), vllm_path.read_outcome(there)) is None
 
     processes = RenderProcesses(offload.recipe(processor), 1)
     ours = offload.with_processes(theirs, processes)

@@ -23,7 +23,8 @@ from vllm.sampling_params import SamplingParams
 
 from mmkit.errors import VllmApiError
 from mmkit.generate import Classes
-from mmkit.testing.vllm_path import Outcome, StandIn, generated, outcome
+from mmkit.testing.processors import StandIn, make_processor
+from mmkit.testing.vllm_path import Outcome, read_outcome
 from mmkit.vllm_api.compat import find
 
 renderer_from_config: Any = None
@@ -143,7 +144,7 @@ class _Engine:
         if prompt["type"] == "enc_dec":
             ids = prompt["encoder_prompt"]["prompt_token_ids"]
             prompt = {**prompt["decoder_prompt"], "encoder_prompt_token_ids": ids}
-        return outcome(prompt)
+        return read_outcome(prompt)
 
 
 def _model_class(processor: Any) -> type:
@@ -169,4 +170,4 @@ def with_server_kwargs(processor: Any, kwargs: Mapping[str, Any]) -> Any:
     """Another processor of these classes, for a server that has such `mm_processor_kwargs`."""
     config = configured(processor, mm_processor_kwargs=deepcopy(dict(kwargs)))
     classes = Classes(type(processor.info), type(processor.dummy_inputs), type(processor))
-    return generated(classes, config)
+    return make_processor(classes, config)

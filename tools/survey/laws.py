@@ -83,7 +83,7 @@ def _by_chat(case: Case, opened: Doors, request: Request, uuids: Any) -> None:
             part = {"type": "image_pil", "image_pil": value}
             parts.append({**part, "uuid": uuids[name][i]} if uuids else part)
     message = (*parts, {"type": "text", "text": text})
-    template = tokenizer.decode(case.subject.first) + TEMPLATE
+    template = tokenizer.decode(case.subject.bos_ids) + TEMPLATE
     by_chat = case.attempt(opened.chat, message, template, request.kwargs)
     if opened.read is None:
         case.fail(f"LLM.chat, the text {text!r}: {by_chat}")

@@ -21,7 +21,7 @@ from ..law import Case, NotApplicable, law
 from ..strategies import Request
 from ..subject import Subject
 from ..vllm_model import Rope, rope
-from ..vllm_path import Data, Outcome, in_prompt_order, run
+from ..vllm_path import Data, Outcome, run, sort_by_position
 
 
 @law(cost=2)
@@ -59,7 +59,7 @@ def positions(case: Case) -> None:
     outcome = case.attempt(case.subject.run, request)
     if not outcome:  # what other laws are about
         reject()
-    ids, items = outcome.ids, in_prompt_order(outcome.features)
+    ids, items = outcome.ids, sort_by_position(outcome.features)
     ours, delta = positions(ids, items)
     if ours.ndim != 2 or ours.shape[1] != len(ids):
         case.fail(f"{len(ids)} tokens have positions of shape {tuple(ours.shape)}")
@@ -86,12 +86,12 @@ def positions(case: Case) -> None:
 def _as_in_chat(case: Case, config: Any, request: Request) -> Request:
     """The items of a request between the tokens that stand around them in a chat, by which
     transformers finds them, and with a little text between."""
-    pieces = case.subject.pieces_of(request)
+    pieces = case.subject.find_request_updates(request)
     prompt = [*next(iter(pieces.values()))[0].prefix]
-    text = case.subject.ordinary[1:3]
+    text = case.subject.ordinary_ids[1:3]
     for name, i in request.order:
         start, end = _around(config, name)
-        written = pieces[name][i].written
+        written = pieces[name][i].target
         prompt += text[: case.draw(st.integers(0 if start else 1, 2))]
         prompt += written if {*start} & {*written} else [*start, *written, *end]
     prompt += text[: case.draw(st.integers(0, 2))]

@@ -20,15 +20,16 @@ from ...language.layout import as_text
 from ...plan.layouts import TooManyRows
 from ...plan.merging import MergedRuns
 from ...plan.plan import Plan
-from .. import vllm_path
+from .. import updates, vllm_path
 from ..differences import brief, differences, near
 from ..law import Case, NotApplicable, Refused, law
 from ..strategies import ImageSample, PlainSample, Request, can_spell
 from ..subject import Subject, special_texts
+from ..updates import ItemUpdate, find_most_rows
 from ..vllm_model import embeddings, hidden_size, parsed_embeddings
-from ..vllm_path import LEAST_CACHE_GIB, Caches, Miss, Outcome, Piece, decoded, most_rows, run
+from ..vllm_path import LEAST_CACHE_GIB, CacheMiss, Caches, Outcome, decode_on_backgrounds, run
 
-Pieces = Mapping[str, Sequence[Piece]]
+Pieces = Mapping[str, Sequence[ItemUpdate]]
 
 
 @law()
@@ -37,7 +38,7 @@ def ranges(case: Case) -> None:
     range are the layout of its item; everything outside is the caller's prompt; numbered
     placeholders in another order are refused, or get the items of their numbers."""
     request = case.draw_request()
-    pieces = case.subject.pieces_of(request)
+    pieces = case.subject.find_request_updates(request)
     _check_ranges(case, request, pieces)
     for permuted in _permuted(case, request, pieces):
         case.request, order = permuted, [*permuted.order]
@@ -52,13 +53,13 @@ def _permuted(case: Case, request: Request, pieces: Pieces) -> Iterator[Request]
     """The same items, with the numbered placeholders of a modality (``<|image_1|>``) in another
     order."""
     for name, own in pieces.items():
-        targets = {tuple(piece.written) for piece in own if piece.written != piece.ids}
+        targets = {tuple(piece.target) for piece in own if piece.target != piece.ids}
         if 1 < len(own) == len(targets):
             numbers = list(range(len(own)))
             order = case.draw(st.permutations(numbers).filter(partial(ne, numbers)))
             prompt = [*own[0].prefix]
             for number in order:
-                prompt += [*own[number].written, case.subject.ordinary[0]]
+                prompt += [*own[number].target, case.subject.ordinary_ids[0]]
             places = tuple((name, number) for number in order)
             yield Request(prompt, {name: request.items[name]}, request.kwargs, places)
 
@@ -78,7 +79,7 @@ def _check_ranges(case: Case, request: Request, pieces: Pieces) -> None:
         numbered = enumerate(zip(places, own, strict=True))
         placed += [(*place, piece, f"{name}[{i}]") for i, (place, piece) in numbered]
     # with one token for each character of a run
-    text, prompt = runs.split(ids), runs.split(subject.postprocessed(request))
+    text, prompt = runs.split(ids), runs.split(subject.rewrite_prompt(request))
     rebuilt: list[int] = []
     position = copied = 0
     for offset, length, mask, piece, item in sorted(placed, key=itemgetter(0, 1)):
@@ -96,7 +97,7 @@ def _check_ranges(case: Case, request: Request, pieces: Pieces) -> None:
             case.fail(f"the mask of {item} is not that of its layout")
         # the token that two layouts share is in the range of the first
         rebuilt += text[copied : len(runs.split(ids[:offset])) + surplus[0]]
-        rebuilt += [] if piece.inserted else runs.split(piece.written)
+        rebuilt += [] if piece.is_inserted else runs.split(piece.target)
         position, copied = end, len(runs.split(ids[:end])) - surplus[1]
     rebuilt += text[copied:]
     if rebuilt != prompt:
@@ -134,7 +135,7 @@ def text(case: Case) -> None:
         return case.attempt(run, processor, *sent, direct=direct)
 
     # decoding may change what the ids mean
-    ids = vllm_path.encoded(processor, text)
+    ids = vllm_path.encode_text(processor, text)
     of_ids = outcome(ids)
     assume(of_ids or outcome(text))
     if of_ids and case.subject.plan is not None:
@@ -151,8 +152,8 @@ def _beside_words(case: Case, text: str, request: Request) -> str:
     if case.subject.plan is None:
         return text
     tokenizer = case.subject.processor.info.ctx.tokenizer
-    pieces = chain.from_iterable(case.subject.pieces_of(request).values())
-    targets = {tuple(piece.written) for piece in pieces if len(piece.written) > 1}
+    pieces = chain.from_iterable(case.subject.find_request_updates(request).values())
+    targets = {tuple(piece.target) for piece in pieces if len(piece.target) > 1}
     for target in sorted(targets):
         spelled = tokenizer.decode(list(target)).strip()
         if spelled and case.draw(st.booleans()):
@@ -164,7 +165,7 @@ def _check_outside(case: Case, request: Request, outcome: Outcome) -> None:
     """Compare the ids outside the items with those of the prompt. The first and the last of each
     stretch may be a part of a token that reaches across the edge of a target."""
     runs = case.subject.runs
-    ids, prompt = outcome.ids, as_text(runs.split(case.subject.postprocessed(request)))
+    ids, prompt = outcome.ids, as_text(runs.split(case.subject.rewrite_prompt(request)))
     places = sorted(place[:2] for of_modality in outcome.ranges.values() for place in of_modality)
     position = start = 0
     for number, (offset, length) in enumerate([*places, (len(ids), 0)]):
@@ -194,7 +195,7 @@ def independence(case: Case) -> None:
     together = subject.run(request)
     for name, samples in request.items.items():
         for i, sample in enumerate(samples):
-            alone = subject.run(subject.minimal(name, sample, request.kwargs))
+            alone = subject.run(subject.make_minimal_request(name, sample, request.kwargs))
             fields = alone.values(name, 0), together.values(name, i)
             case.same(*fields, f"{name}[{i}] alone and in this request", alike=near)
             rows, beside = sum(alone.mask(name, 0)), sum(together.mask(name, i))
@@ -221,7 +222,7 @@ def round_trip(case: Case) -> None:
     if plan is not None:  # which splits and batches as it declares
         return
     sent = request.data(), request.kwargs
-    for field, (raw, joined) in vllm_path.round_trip(subject.processor, *sent).items():
+    for field, (raw, joined) in updates.split_and_batch(subject.processor, *sent).items():
         if joined is None:
             case.fail(f"the field {field!r} was processed and reaches no item")
         before, after = _as_list(raw), _as_list(joined)
@@ -248,7 +249,7 @@ def idempotence(case: Case) -> None:
         case.fail(f"refused with {second}")
     expected = [outcome.ids]
     if subject.plan is None:  # vLLM's own classes may put something around every prompt
-        expected.append(subject.postprocessed(again))
+        expected.append(subject.rewrite_prompt(again))
     if second.ids not in expected:
         case.fail(f"{len(outcome.ids)} ids became {len(second.ids)}")
     for name, ranges in outcome.ranges.items():
@@ -266,17 +267,17 @@ def worst_case(case: Case) -> None:
     fit the context."""
     subject = case.subject
     name = case.draw(st.sampled_from(sorted(subject.limits)))
-    stated, reached = most_rows(subject.processor, name)
+    stated, reached = find_most_rows(subject.processor, name)
     sample = case.draw(subject.samples[name])
     modality = subject.plan.modalities[name] if subject.plan else None
     # where the largest item does not fit the context, another one may have more rows than the dummy
     is_fitted = modality is not None and not modality.needs_hf and modality.is_fitted
     if reached > stated or (reached != stated and not is_fitted):
         case.fail(f"{stated} rows are stated for {name}, and the dummy item has {reached}")
-    done = case.attempt(subject.pieces, name, [sample])
+    done = case.attempt(subject.find_updates, name, [sample])
     if isinstance(done, Refused) and isinstance(done.error, TooManyRows):
         case.fail(f"{sample!r} is refused: {done.error}")
-    case.request = subject.minimal(name, sample)
+    case.request = subject.make_minimal_request(name, sample)
     rows = sum(subject.run(case.request).mask(name, 0))
     if rows > stated:
         case.fail(f"{name} has an item of {rows} rows, and at most {stated} are stated")
@@ -306,7 +307,10 @@ def identity(case: Case) -> None:
             case.fail(f"{other!r} has the same hash")
     if isinstance(sample, ImageSample):
         # with a list of uuids, as from its chat, vLLM hashes files
-        shown = [outcome(one, uuids={name: [None]}) for one in decoded(sample.transparent())]
+        shown = [
+            outcome(one, uuids={name: [None]})
+            for one in decode_on_backgrounds(sample.transparent())
+        ]
         if all(shown) and shown[0].hashes[name] == shown[1].hashes[name]:
             case.fail("a file decoded on white and on black (rgba_background_color): one hash")
     kwargs = case.draw(subject.kwargs)
@@ -377,7 +381,7 @@ def _check_special_tokens_in_texts(case: Case, plan: Plan, request: Request, nam
         mistake = f"{word!r} in {part or 'a text'} of {name}"
 
         def layout(item: Any) -> list[int]:
-            (piece,) = case.subject.pieces(name, [PlainSample(0, item)], request.kwargs)
+            (piece,) = case.subject.find_updates(name, [PlainSample(0, item)], request.kwargs)
             return piece.ids
 
         ids = case.attempt(layout, sent)
@@ -394,9 +398,9 @@ def _check_special_tokens_in_texts(case: Case, plan: Plan, request: Request, nam
 def _has_layout(subject: Subject, request: Request, name: str) -> bool:
     """Whether the layout of an item but the first stands in the prompt, which may then be the
     expanded prompt of fewer items."""
-    prompt = as_text(subject.postprocessed(request))
-    later = subject.pieces_of(request)[name][1:]
-    return any(as_text(own.ids) in prompt for own in later if len(own.ids) > len(own.written))
+    prompt = as_text(subject.rewrite_prompt(request))
+    later = subject.find_request_updates(request)[name][1:]
+    return any(as_text(own.ids) in prompt for own in later if len(own.ids) > len(own.target))
 
 
 def _mistakes(
@@ -534,7 +538,7 @@ def cache(case: Case) -> None:
         # the items again that the engine then lacks
         drifts = drifts or expected.gib > capacity
         for how, some in caches.items():
-            outcome = case.attempt(_run, case, request, some, _TRIES if drifts and Miss else 0)
+            outcome = case.attempt(_run, case, request, some, _TRIES if drifts and CacheMiss else 0)
             if not outcome:
                 case.fail(f"with a cache {how}: {outcome}{when}")
             for name in filter(partial(_is_never_kept, subject), expected.hashes):
@@ -548,7 +552,7 @@ def _run(case: Case, request: Request, caches: Caches, tries: int) -> Outcome:
     for _ in range(tries):
         try:
             return case.subject.run(request, caches)
-        except Miss as error:
+        except CacheMiss as error:
             # as vLLM does before it sends a request again whose items the engine lacks
             for item_hash in error.mm_hashes:
                 caches.sender.invalidate(item_hash)
