@@ -20,7 +20,8 @@ from ..plan.plan import Plan
 from ..vllm_api.compat import TELLS_MISSES, find
 from ..vllm_api.incoming import TooManyPixels, inherit_context
 from ..vllm_api.processor import CommonProcessor
-from .protocol import NULL, Limits, TooLarge, decode_fields, starts_with
+from .decoding import decode_fields, starts_with
+from .protocol import NULL, Limits, TooLarge
 from .wire import Media
 
 __all__ = ["Engine", "EngineDeadError", "EngineGenerateError", "LostItem"]

@@ -20,7 +20,7 @@ from msgspec import Raw
 from ..errors import InputError, relocate
 from ..vllm_api.chat import check_type
 from ..vllm_api.media import pixels_of_image
-from .protocol import starts_with
+from .decoding import starts_with
 from .state import ServerState
 from .wire import ITEM_URL, MEDIA, Decoder, list_embeds_fields, parse_message
 

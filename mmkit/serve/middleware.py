@@ -22,8 +22,9 @@ from ..errors import InputError
 from ..vllm_api.chat import SENT, SentItem
 from ..vllm_api.incoming import REQUEST, Incoming, Places
 from . import errors
+from .decoding import decode_json, quote, run_in_thread_if_large
 from .messages import ROUTE_FORMS, Messages, Part
-from .protocol import Limits, TooLarge, decode_json, quote, run_in_thread_if_large
+from .protocol import Limits, TooLarge
 from .routes import read
 from .state import ServerState
 from .wire import check_size, count_values

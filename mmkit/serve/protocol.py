@@ -1,32 +1,30 @@
-"""The protocol: what clients and servers say, as structs that msgspec reads and writes.
+"""The protocol: the messages of clients and servers, as structs that msgspec decodes and encodes.
 
-msgspec stops at the first mistake, and builds no value beyond the expected ones, so a refusal costs
-little more than what was sent. Items, uuids and sampling parameters stay bytes until their names
-are checked. Numbers are not cast: an integer field refuses 1.5 and "1".
+Items, uuids and sampling parameters stay bytes until their names are checked. Numbers are not cast:
+an integer field refuses 1.5 and "1".
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import json
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, cached_property
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, Meta, Raw, Struct, field
+from msgspec import Meta, Raw, Struct, field
 
 from ..errors import InputError, MmkitError
-
-T = TypeVar("T")
+from .decoding import parse_mistake
 
 # -- limits ----------------------------------------------------------------------------------------
 
-Least = Annotated[int, Meta(ge=1)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+
+VARIABLE_PREFIX = "MMKIT_SERVE_"
+"""How the environment variables of `Limits` begin."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -34,48 +32,64 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     Attributes:
         body_bytes: bytes of a request body or a session message.
-        listed: values written out in the JSON of a request or a session message, prompt ids
-            included. Each costs tens of bytes of memory, so this limit is lower than `elements`. A
-            text is one value, base64 too.
+        listed: values in the JSON of a request or a session message that are written out, prompt
+            ids included. Each costs tens of bytes of memory, so this limit is lower than
+            `elements`. A text is one value, base64 too.
         elements: numbers in the items of one request.
         items: items of one request, all modalities together; a spec's own limits hold too.
         pixels: pixels of the images and video frames of one request, before they are decoded.
         constraint: bytes in JSON of what a text must be (structured outputs, a response format,
-            tools that must be called). The engine compiles it, which others wait for.
+            tools that must be called). The engine compiles it, and other requests wait for that.
         sessions: open sessions of one API server. A session holds its tokens and items while it
             waits for its client.
         idle_seconds: seconds for which the server waits for a session's next message, or for its
             client to read one.
     """
 
-    body_bytes: Least = 64 * 2**20
-    listed: Least = 2**20
-    elements: Least = 2**24
-    items: Least = 4096
-    pixels: Least = 2**25
-    constraint: Least = 2**14
-    sessions: Least = 256
+    body_bytes: PositiveInt = 64 * 2**20
+    listed: PositiveInt = 2**20
+    elements: PositiveInt = 2**24
+    items: PositiveInt = 4096
+    pixels: PositiveInt = 2**25
+    constraint: PositiveInt = 2**14
+    sessions: PositiveInt = 256
     idle_seconds: Annotated[float, Meta(ge=1, le=1e9)] = 300.0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Limits:
-        """The limits that environment variables set.
+        """Return the limits that environment variables set.
 
         Raises:
-            MmkitError: a value that is no number, or out of range.
+            MmkitError: a value is no number, or out of range.
         """
-        names = {name: f"MMKIT_SERVE_{name.upper()}" for name in cls.__struct_fields__}
-        given = {name: text for name in names if (text := environment.get(names[name], "").strip())}
+        values = {}
+        for name in cls.__struct_fields__:
+            text = environment.get(_name_variable(name), "").strip()
+            if text:
+                values[name] = text
         try:
-            return msgspec.convert(given, cls, strict=False)
+            return msgspec.convert(values, cls, strict=False)
         except msgspec.ValidationError as error:
-            name, expected, _ = _mistake(error)
-            raise MmkitError(names[name], expected, repr(given[name])) from None
+            mistake = parse_mistake(error)
+            name = mistake.path
+            variable = _name_variable(name)
+            raise MmkitError(variable, mistake.expected, repr(values[name])) from None
 
     def make_error(self, where: str, name: str, unit: str) -> TooLarge:
-        """The refusal of what goes beyond one of them."""
-        remedy = f"Send less at once, or raise MMKIT_SERVE_{name.upper()} on the server."
+        """Return the refusal of a request beyond a limit.
+
+        Args:
+            where: the path of what is too large.
+            name: of the limit.
+            unit: what the limit counts.
+        """
+        remedy = f"Send less at once, or raise {_name_variable(name)} on the server."
         return TooLarge(where, f"at most {getattr(self, name)} {unit}", "more", remedy)
+
+
+def _name_variable(limit: str) -> str:
+    """Return the environment variable of a limit."""
+    return VARIABLE_PREFIX + limit.upper()
 
 
 class TooLarge(InputError):
@@ -88,15 +102,14 @@ class TooLarge(InputError):
 Id = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
 
 
-def _object(description: str) -> Meta:
-    """The description of an object that stays bytes."""
+def _describe(description: str) -> Meta:
+    """Return the schema of an object that stays bytes."""
     return Meta(description=description, extra_json_schema={"type": ["object", "null"]})
 
 
-Items = Annotated[Raw, _object("Per modality one item or a list of items; or one encoded batch.")]
-Uuids = Annotated[Raw, _object("Per modality and item a name for the cache, or null.")]
-Sampling = Annotated[Raw, _object("Fields of vLLM's SamplingParams.")]
-_SAMPLING = "sampling_params"
+Items = Annotated[Raw, _describe("Per modality one item or a list of items; or one encoded batch.")]
+Uuids = Annotated[Raw, _describe("Per modality and item a name for the cache, or null.")]
+Sampling = Annotated[Raw, _describe("Fields of vLLM's SamplingParams.")]
 NULL = Raw(b"null")
 """The value of a field of bytes that a request leaves out."""
 
@@ -126,30 +139,43 @@ class Generating(Prompted, kw_only=True, forbid_unknown_fields=True):
 
 
 class GenerateRequest(Generating, kw_only=True, forbid_unknown_fields=True):
-    """Body of ``POST /v1/mm/generate``. `return_token_ids` asks for the ids of the whole prompt and
-    the ranges of its items, as at vLLM's tokens-in route."""
+    """Body of ``POST /v1/mm/generate``.
+
+    Attributes:
+        return_token_ids: whether the answer has the ids of the whole prompt and the ranges of its
+            items, as at vLLM's tokens-in route.
+    """
 
     return_token_ids: bool = False
 
 
 class Window(Struct, forbid_unknown_fields=True):
-    """How a session continues when the next message would not fit: the oldest items are dropped,
-    with the tokens up to their end, so that at most `keep` items remain, those of the message among
-    them."""
+    """How a session continues when the next message would not fit.
+
+    The oldest items are dropped, with the tokens up to their end.
+
+    Attributes:
+        keep: the most items that remain, with those of the message.
+    """
 
     keep: Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class StartMessage(Generating, kw_only=True, forbid_unknown_fields=True, tag="start"):
-    """First message of a client in ``WS /v1/mm/session``. Its sampling parameters hold for each
-    chunk. Without a `window`, the server refuses messages that do not fit."""
+    """First message of a client in ``WS /v1/mm/session``.
+
+    Its sampling parameters hold for each chunk. Without a `window`, the server refuses messages
+    that do not fit.
+    """
 
     window: Window | None = None
 
 
 class NextMessage(Prompted, kw_only=True, forbid_unknown_fields=True, tag="next"):
-    """The message after a chunk: more prompt with its items, or items alone. It may set another
-    `max_tokens`."""
+    """The message after a chunk: more prompt with its items, or only items.
+
+    Of the sampling parameters it may set `max_tokens`.
+    """
 
 
 class CloseMessage(Struct, forbid_unknown_fields=True, tag="close"):
@@ -163,17 +189,20 @@ ClientMessage = StartMessage | NextMessage | CloseMessage
 # -- responses -------------------------------------------------------------------------------------
 
 
-class _Out(Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
-    """A message of a server. A client of an older version ignores fields that it does not know."""
+class _ServerStruct(Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
+    """A message of a server.
+
+    A client of an older version ignores the fields that it does not have.
+    """
 
 
-class PromptTokensDetails(_Out, frozen=True, omit_defaults=False):
+class PromptTokensDetails(_ServerStruct, frozen=True, omit_defaults=False):
     """The origin of prompt tokens."""
 
     cached_tokens: int = 0
 
 
-class Usage(_Out, frozen=True):
+class Usage(_ServerStruct, frozen=True):
     """Token counts; in a session those of one chunk."""
 
     prompt_tokens: int
@@ -182,16 +211,19 @@ class Usage(_Out, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
-class Produced(_Out, frozen=True):
-    """An output: a tensor in the form of an item, base64 of little-endian values, ``dtype`` and
-    ``shape``."""
+class Produced(_ServerStruct, frozen=True):
+    """An output of the spec.
+
+    Attributes:
+        tensor: in the form of an item: base64 of little-endian values, ``dtype`` and ``shape``.
+    """
 
     name: str
     tensor: dict[str, Any]
 
 
-class Choice(_Out, frozen=True):
-    """New tokens: one of the `n` answers, the new part of it in a stream, or those of a session.
+class Choice(_ServerStruct, frozen=True):
+    """New tokens of one of the `n` answers; in a stream, those since the last event.
 
     Attributes:
         produced: the output on the wire, where its name is ``output``; a stream sends it with the
@@ -216,17 +248,18 @@ class Choice(_Out, frozen=True):
         return values.reshape(tensor["shape"])
 
 
-class Range(_Out, frozen=True):
+class Range(_ServerStruct, frozen=True):
     """The placeholders of one item in the ids of a prompt."""
 
     offset: int
     length: int
 
 
-class Generation(_Out, frozen=True):
-    """Answer of ``POST /v1/mm/generate``; in a stream, one event, of which the last has the usage.
+class Generation(_ServerStruct, frozen=True):
+    """Answer of ``POST /v1/mm/generate``; in a stream, one event.
 
     Attributes:
+        usage: in a stream in the last event.
         prompt_token_ids: the whole prompt, with the placeholders of all items, if the request asks
             for it; in a stream in the first event.
         mm_placeholders: the ranges of the items in it, by modality.
@@ -242,9 +275,12 @@ class Generation(_Out, frozen=True):
     mm_placeholders: dict[str, list[Range]] | None = None
 
 
-class ErrorInfo(_Out, frozen=True, omit_defaults=False):
-    """One error, in OpenAI's form. `param` is the path of what is wrong in the request, as
-    ``items.actions[3]``."""
+class ErrorInfo(_ServerStruct, frozen=True, omit_defaults=False):
+    """One error, in OpenAI's form.
+
+    Attributes:
+        param: the path of what is wrong in the request, as ``items.actions[3]``.
+    """
 
     message: str
     type: str
@@ -252,8 +288,8 @@ class ErrorInfo(_Out, frozen=True, omit_defaults=False):
     param: str | None = None
 
 
-class ErrorBody(_Out, frozen=True):
-    """Body of every refusal."""
+class ErrorBody(_ServerStruct, frozen=True):
+    """Body of each refusal."""
 
     error: ErrorInfo
 
@@ -262,7 +298,7 @@ Sizes = list[int | str | list[int | str]] | None
 """Sizes, [least, most] where one varies; an expression for one that follows from other parts."""
 
 
-class PartInfo(_Out, frozen=True):
+class PartInfo(_ServerStruct, frozen=True):
     """One part of a record; see `ModalityInfo`."""
 
     expected: str
@@ -298,7 +334,7 @@ class ModalityInfo(PartInfo, frozen=True, kw_only=True):
     parts: dict[str, PartInfo] | None = None
 
 
-class OutputInfo(_Out, frozen=True):
+class OutputInfo(_ServerStruct, frozen=True):
     """One output of a model.
 
     Attributes:
@@ -313,7 +349,7 @@ class OutputInfo(_Out, frozen=True):
     dtype: str
 
 
-class Modalities(_Out, frozen=True):
+class Modalities(_ServerStruct, frozen=True):
     """Answer of ``GET /v1/mm/modalities``."""
 
     model: str
@@ -326,7 +362,7 @@ class Modalities(_Out, frozen=True):
     outputs: list[OutputInfo] = []
 
 
-class ReadyMessage(_Out, frozen=True, tag="ready"):
+class ReadyMessage(_ServerStruct, frozen=True, tag="ready"):
     """First message of a server in a session."""
 
     session: str
@@ -340,19 +376,20 @@ class TokensMessage(Choice, frozen=True, kw_only=True, tag="tokens"):
     remaining: int
 
 
-class Dropped(_Out, frozen=True):
-    """The tokens, and the items by modality, that a session's window dropped."""
+class Dropped(_ServerStruct, frozen=True):
+    """What a session's window dropped: the number of tokens, and of items by modality."""
 
     tokens: int
     items: dict[str, int]
 
 
 class ChunkMessage(Choice, frozen=True, kw_only=True, tag="chunk"):
-    """A complete chunk. `remaining` tokens fit into the session after it, before its window slides.
+    """A complete chunk.
 
     Attributes:
-        slid: the part that the window dropped before this chunk. The model has then read the rest
-            again, and `usage` counts those tokens, too.
+        remaining: number of tokens that fit into the session after it, before its window slides.
+        slid: the part that the window dropped before this chunk. The model has then read all that
+            remains again, and `usage` counts those tokens, too.
     """
 
     usage: Usage
@@ -360,15 +397,19 @@ class ChunkMessage(Choice, frozen=True, kw_only=True, tag="chunk"):
     remaining: int
 
 
-class ErrorMessage(_Out, frozen=True, tag="error"):
-    """A refusal. The session goes on as it was before the refused message, unless it is `fatal`."""
+class ErrorMessage(_ServerStruct, frozen=True, tag="error"):
+    """A refusal.
+
+    Attributes:
+        fatal: whether the session is over. If not, it goes on as it was before the refused message.
+    """
 
     error: ErrorInfo
     fatal: bool
     remaining: int
 
 
-class ClosedMessage(_Out, frozen=True, tag="closed"):
+class ClosedMessage(_ServerStruct, frozen=True, tag="closed"):
     """Last message of a server in a session."""
 
     reason: str
@@ -377,221 +418,3 @@ class ClosedMessage(_Out, frozen=True, tag="closed"):
 
 ServerMessage = ReadyMessage | TokensMessage | ChunkMessage | ErrorMessage | ClosedMessage
 """A message of a server in a session."""
-
-
-# -- JSON ------------------------------------------------------------------------------------------
-
-_SHOWN = 40
-"""Characters of a bad value, or of a bad name, that an error shows."""
-_ENDS = 500
-"""Characters at either end of what msgspec says, which are looked at."""
-
-
-decoder = cache(msgspec.json.Decoder)
-"""The decoder of JSON of one type."""
-
-
-def decode_json(kind: Any, raw: Any, where: str = "", names: Sequence[str] = ()) -> Any:
-    """The value of a type that JSON holds.
-
-    Args:
-        kind: the type.
-        raw: bytes, a text or `Raw`.
-        where: names the value in errors; empty for the body.
-        names: of the fields that there are, for the error about another one; by default those of
-            the type, or of a message's kind.
-
-    Raises:
-        InputError: names the path of the first thing that is wrong.
-    """
-    try:
-        return decoder(kind).decode(raw)
-    except msgspec.ValidationError as error:
-        path, expected, got = _mistake(error)
-        path = path.removeprefix("[...]")  # some value, of which msgspec does not know the name
-        root = where if path[:1] == "[" or not path else f"{where}."
-        place = (root + path).lstrip(".") or "body"
-        if got == _UNKNOWN:
-            names = names or _fields(kind, path, raw)
-            expected = f"one of {', '.join(names)}" if names else expected
-            raise InputError(place, expected, got, _place_of(path, names)) from None
-        raise InputError(place, expected, got) from None
-    except RecursionError:
-        expected = "JSON nested at most some hundred deep"
-        raise InputError(where or "body", expected, "deeper") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _malformed(raw, where, str(error)) from None
-
-
-_NO_NUMBER = re.compile(rb"-?(NaN|Infinity)")
-_SIGNS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},:]')
-_SEARCHED = 2**18
-"""Bytes of malformed JSON in which a place is looked for."""
-
-
-def _malformed(raw: Any, where: str, said: str) -> InputError:
-    """Return the refusal of malformed JSON.
-
-    Args:
-        raw: bytes, a text or `Raw`.
-        where: names it in errors; empty for the body.
-        said: what msgspec says.
-    """
-    problem = said.removeprefix("JSON is malformed: ")
-    problem, _, place = problem.removesuffix(")").partition(" (byte ")
-    problem = problem[:1].lower() + problem[1:]
-    if not place:
-        return InputError(where or "body", "JSON", f"invalid JSON: {problem}")
-    byte = int(place)
-    text = raw.encode() if isinstance(raw, str) else bytes(raw)
-    start = byte - 1 if text[byte - 1 : byte] == b"-" else byte
-    number = _NO_NUMBER.match(text, start)
-    if number is None:
-        return InputError(where or "body", "JSON", f"invalid JSON at byte {byte}: {problem}")
-    path = _path_at(text, start) if start <= _SEARCHED else f"byte {start}"
-    root = where if path[:1] == "[" or not path else f"{where}."
-    remedy = "Send finite numbers; a gap in the data needs a mask, or a number that stands for it."
-    got = f"{number[0].decode()}, which JSON does not have"
-    return InputError((root + path).lstrip(".") or "body", "a number", got, remedy)
-
-
-def _path_at(text: bytes, end: int) -> str:
-    """Return the path of the value that begins at a byte of JSON, as ``items.series[0][3]``."""
-    path: list[int | str] = []
-    word = ""
-    for match in _SIGNS.finditer(text, 0, end):
-        sign = match[0]
-        if sign == b"[":
-            path.append(0)
-        elif sign == b"{":
-            path.append("")
-        elif sign in (b"]", b"}"):
-            path.pop()
-        elif sign == b":":
-            path[-1] = word
-        elif sign == b"," and path and isinstance(path[-1], int):
-            path[-1] += 1
-        elif sign[:1] == b'"':
-            word = sign[1:-1].decode(errors="replace")
-    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in path]
-    return "".join(steps).removeprefix(".")
-
-
-_INLINE = 2**16
-
-
-async def run_in_thread_if_large(size: int, function: Callable[..., T], *args: Any) -> T:
-    """The result of a function of so many bytes: many would hold up the other requests."""
-    if size <= _INLINE:
-        return function(*args)
-    return await asyncio.to_thread(function, *args)
-
-
-_UNKNOWN = "another one"
-
-
-def _fields(kind: Any, path: str, raw: Any) -> Sequence[str]:
-    """The fields of the object in which an error has found an unknown one, if that is a struct.
-
-    Args:
-        kind: the type of the JSON.
-        path: of the unknown field.
-        raw: the JSON, whose end may be malformed.
-    """
-    if kind == ClientMessage:
-        kind = _message_kind(raw)
-    *objects, _ = path.removesuffix("...").split(".")  # of a name that is cut
-    for name in objects:
-        kind = get_type_hints(kind).get(name) if _is_struct(kind) else None
-        kind = next(filter(_is_struct, get_args(kind)), kind)
-    return kind.__struct_encode_fields__ if _is_struct(kind) else ()
-
-
-def _message_kind(raw: Any) -> Any:
-    """The kind of a client's message; None where it is unknown."""
-    try:
-        tag = msgspec.json.decode(raw)["type"]
-    except msgspec.MsgspecError:
-        return None
-    return next(kind for kind in get_args(ClientMessage) if kind.__struct_config__.tag == tag)
-
-
-def _is_struct(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Struct)
-
-
-def _place_of(name: str, fields: Sequence[str]) -> str:
-    """What to do with a field that an object of these fields lacks."""
-    if _SAMPLING not in fields:
-        return ""
-    return f"If {name} is a parameter of sampling, put it into {_SAMPLING}."
-
-
-def _mistake(error: msgspec.ValidationError) -> tuple[str, str, str]:
-    """Where a mistake is that msgspec has found, what it expected, and what it got."""
-    told = str(error)
-    told = told[:_ENDS] + told[max(_ENDS, len(told) - _ENDS) :]  # it may quote all that was sent
-    text, _, place = told.replace("`key` in ", "").partition(" - at `$")
-    path = place.rstrip("`").removeprefix(".")
-    problem, _, name = text.removesuffix("`").partition(" field `")
-    if name:
-        path = f"{path}.{quote(name)[1:-1]}".lstrip(".")
-        unknown = problem.endswith("unknown")
-        return path, *(("a field that there is", _UNKNOWN) if unknown else ("a value", "none"))
-    if not text.startswith("Expected "):
-        return path, "a valid value", text[:1].lower() + text[1:]
-    expected, _, got = text.removeprefix("Expected ").replace("`", "").partition(", got ")
-    return path, expected, got or "another"
-
-
-def decode_fields(
-    raw: Any, kinds: Mapping[str, Any], where: str, *, nullable: bool = True
-) -> dict[str, Any]:
-    """The fields that an object has, in the order of `kinds`.
-
-    Args:
-        raw: its JSON; null is an object without fields.
-        kinds: the types of the fields that it may have, by name.
-        where: the object in errors.
-        nullable: whether null is taken.
-
-    Raises:
-        InputError: no such object, or another field.
-    """
-    of = _struct(tuple(kinds.items()))
-    value = decode_json(of | None if nullable else of, raw, where, tuple(kinds))
-    pairs = zip(kinds, msgspec.structs.astuple(value) if value else (), strict=False)
-    return {name: one for name, one in pairs if one is not UNSET}
-
-
-@cache
-def _struct(kinds: tuple[tuple[str, Any], ...]) -> Any:
-    fields = [
-        (f"field_{i}", kind, field(name=name, default=UNSET))
-        for i, (name, kind) in enumerate(kinds)
-    ]
-    return msgspec.defstruct("Named", fields, forbid_unknown_fields=True)
-
-
-def starts_with(raw: Raw, sign: bytes) -> bool:
-    """Whether the JSON of a value begins so, as that of an object, a list or a text does."""
-    return bytes(memoryview(raw)[:1]) == sign
-
-
-def quote(value: str) -> str:
-    """A text in the form that errors show."""
-    return repr(value) if len(value) <= _SHOWN else f"'{repr(value[:_SHOWN])[1:-1]}...'"
-
-
-def build_schema(model: Any) -> Any:
-    """The JSON schema of a message, in one piece: a reference would be one into another
-    document."""
-    (told,), parts = msgspec.json.schema_components([model])
-
-    def resolved(part: dict[str, Any]) -> Any:
-        return whole(parts[part["$ref"].rpartition("/")[2]]) if "$ref" in part else part
-
-    def whole(part: Any) -> Any:
-        return json.loads(msgspec.json.encode(part), object_hook=resolved)
-
-    return whole(told)

@@ -17,9 +17,10 @@ from starlette.requests import ClientDisconnect
 from ..errors import InputError
 from ..vllm_api.compat import find
 from . import errors, protocol
+from .decoding import build_schema, decode_json, run_in_thread_if_large
 from .engine import Stopped
 from .errors import NoSpec, OtherOrigin
-from .protocol import Limits, build_schema, decode_json, run_in_thread_if_large
+from .protocol import Limits
 from .session import Session
 from .state import Answer, ServerState
 from .wire import parse_message

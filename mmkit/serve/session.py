@@ -23,9 +23,10 @@ from msgspec import structs
 
 from ..errors import InputError
 from . import errors, protocol
+from .decoding import decode_fields, run_in_thread_if_large
 from .errors import TooBusy
 from .history import History, SessionItem, group_by_modality, locate_items, merge_values
-from .protocol import NULL, ClientMessage, decode_fields, run_in_thread_if_large
+from .protocol import NULL, ClientMessage
 from .state import Answer, ServerState
 from .wire import parse_message
 

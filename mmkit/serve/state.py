@@ -16,9 +16,10 @@ from ..plan.output import BoundOutput
 from ..vllm_api.chat import modalities
 from ..vllm_api.incoming import REQUEST, Incoming, Places
 from . import protocol
+from .decoding import decode_fields, quote
 from .engine import Engine
 from .errors import SESSIONS, TooBusy
-from .protocol import Choice, Limits, OutputInfo, PromptTokensDetails, Usage, decode_fields, quote
+from .protocol import Choice, Limits, OutputInfo, PromptTokensDetails, Usage
 from .wire import Decoder, describe_modality, encode_value, list_embeds_fields
 
 

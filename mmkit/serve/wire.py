@@ -35,7 +35,8 @@ from ..language.items.pictures import upright_rgb
 from ..language.items.tensor import DTYPES, Text
 from ..language.layout import Target
 from ..plan.parsing import Taken
-from .protocol import Limits, ModalityInfo, decode_fields, decode_json, quote, starts_with
+from .decoding import decode_fields, decode_json, quote, starts_with
+from .protocol import Limits, ModalityInfo
 
 if TYPE_CHECKING:
     from ..plan.modality import BoundModality

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from websockets.sync.client import ClientConnection, connect
 
 from mmkit.language.items.tensor import DTYPES
-from mmkit.serve.protocol import ErrorInfo, GenerateRequest, NextMessage, StartMessage, build_schema
+from mmkit.serve.decoding import build_schema
+from mmkit.serve.protocol import ErrorInfo, GenerateRequest, NextMessage, StartMessage
 from mmkit.serve.wire import encode
 from tests.engine.terra import rollouts
 

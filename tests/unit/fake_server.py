@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from mmkit import InputError
 from mmkit.serve import protocol
+from mmkit.serve.decoding import decode_json
 
 PAD, ROOM = 31, 1750
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3, "prompt_tokens_details": {"cached_tokens": 0}}
@@ -86,7 +87,7 @@ class Fake:
         raw = await request.body()
         self.seen.append(json.loads(raw))
         try:
-            asked = protocol.decode_json(protocol.GenerateRequest, raw)
+            asked = decode_json(protocol.GenerateRequest, raw)
         except InputError as error:
             return JSONResponse({"error": refusal(error)}, 400)
         if isinstance(asked.prompt, str) and asked.prompt in ANSWERS:
@@ -132,7 +133,7 @@ class Fake:
         async for raw in ws.iter_text():
             self.seen.append(json.loads(raw))
             try:
-                asked: Any = protocol.decode_json(protocol.ClientMessage, raw)
+                asked: Any = decode_json(protocol.ClientMessage, raw)
             except InputError as error:
                 await say("error", error=refusal(error), fatal=False)
                 continue

@@ -22,6 +22,7 @@ from mmkit.language.items import ItemType
 from mmkit.language.items.tensor import DTYPES
 from mmkit.serve import protocol
 from mmkit.serve.__main__ import check_environment
+from mmkit.serve.decoding import decode_json
 from mmkit.serve.protocol import Limits, TooLarge
 from mmkit.serve.wire import Decoder, Media, describe_modality, encode
 from tests.unit.common import bound, refused
@@ -185,8 +186,8 @@ REFUSED = [
     *[(InputError, text, partial(decoded, value)) for value, text in ITEMS],
     *[(InputError, text, partial(decoded, value, kind=kind)) for kind, value, text in OF_A_KIND],
     *[(TooLarge, text, partial(decoded, value, elements=4, items=3)) for value, text in TOO_LARGE],
-    *[(InputError, text, partial(protocol.decode_json, protocol.GenerateRequest, body)) for body, text in BODIES],
-    *[(InputError, text, partial(protocol.decode_json, protocol.ClientMessage, body)) for body, text in MESSAGES],
+    *[(InputError, text, partial(decode_json, protocol.GenerateRequest, body)) for body, text in BODIES],
+    *[(InputError, text, partial(decode_json, protocol.ClientMessage, body)) for body, text in MESSAGES],
 ]
 
 
