@@ -1,4 +1,4 @@
-"""What comes in a body, and its weight before anything is built of it: items in JSON.
+"""Items in JSON: what a client encodes, and a server decodes within its limits.
 
 ====================================================== ===========================================
 form                                                   is
@@ -42,45 +42,128 @@ if TYPE_CHECKING:
     from ..plan.modality import BoundModality
 
 MEDIA = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
-"""The media parts of chat messages, and what they are."""
+"""The kind of media of each media part of chat messages."""
 
 ITEM_URL = "data:application/vnd.mmkit.item+json;modality="
 """How the URL of an item begins that stands in an ``image_url`` part, which every gateway passes;
 the modality and the JSON of the item in base64 follow."""
 
-FORMS = 'nested lists of numbers, {"data", "dtype", "shape"}, or one of ' + ", ".join(
-    f'{{"{name}"}}' for name in MEDIA
-)
 MAX_DEPTH = 32
+"""Lists in lists of an item, and dimensions of a tensor."""
 
-_UNITS = {"elements": "numbers", "items": "items"}
-"""What is counted in one request, by the name of its limit."""
+MAX_EXAMPLE_ELEMENTS = 32
+"""Elements of an example that is shown as nested lists. A larger one is shown in base64."""
+
 CHUNK_BYTES = 2**16
-_WRITTEN_OUT = 32
+"""Bytes of a body in which values are counted at once."""
+
+_COUNTED = {"elements": "numbers", "items": "items"}
+"""The limits on the items of a request, and what each counts."""
 
 
-# -- weights ---------------------------------------------------------------------------------------
+# -- the client's side -----------------------------------------------------------------------------
 
 
-def count_values(raw: bytes | bytearray | memoryview) -> int:
-    """At least as many values as JSON holds, but one: commas and opening brackets outside of texts.
-    A text is one value."""
-    count, in_text, rest = 0, 0, b""
-    for at in range(0, len(raw), CHUNK_BYTES):
-        piece = (rest + raw[at : at + CHUNK_BYTES]).replace(rb"\\", b"")
-        rest = piece[-1:] if piece.endswith(b"\\") else b""
-        parts = piece.removesuffix(b"\\").replace(rb"\"", b"").split(b'"')
-        outside = b"".join(parts[in_text::2])
-        count += sum(map(outside.count, (b",", b"[", b"{")))
-        in_text ^= (len(parts) - 1) % 2
-    return count
+def encode(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON of items as a caller writes them into ``multi_modal_data``.
+
+    Arrays and tensors become raw base64, and PIL images PNG data URLs. Lists and texts stay as they
+    are. Dicts are encoded part by part.
+
+    Raises:
+        InputError: a value has no form on the wire.
+    """
+    return {name: encode_value(value, f"items.{name}") for name, value in data.items()}
+
+
+def content_part(modality: str, item: Any, *, as_url: bool = False) -> dict[str, Any]:
+    """Return a content part of a chat message with an item, for `/v1/chat/completions`.
+
+    A `uuid` in it names the item for the server's cache.
+
+    Args:
+        modality: name of the modality.
+        item: as for `encode`; None for an item that a `uuid` names and the server has.
+        as_url: whether as a data URL in an ``image_url`` part, for a gateway that passes only the
+            parts of OpenAI's chat.
+
+    Raises:
+        InputError: as for `encode`.
+    """
+    value = encode_value(item, f"items.{modality}[0]")
+    if not as_url:
+        return {"type": modality, modality: value}
+    text = base64.b64encode(msgspec.json.encode(value)).decode()
+    url = f"{ITEM_URL}{modality};base64,{text}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def encode_value(value: Any, where: str) -> Any:
+    """Return one value as JSON, see `encode`.
+
+    Args:
+        value: an item, or a container of items, for example messages.
+        where: its path in errors.
+
+    Raises:
+        InputError: a value has no form on the wire.
+    """
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+        return _encode_array(value, where)
+    if hasattr(value, "getbands"):
+        return _encode_picture(value, where)
+    if isinstance(value, (list, tuple)):
+        return [encode_value(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {key: encode_value(part, f"{where}.{key}") for key, part in value.items()}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise InputError(where, "texts, lists, arrays, tensors or images", f"a {type(value).__name__}")
+
+
+def _encode_array(values: Any, where: str) -> dict[str, Any]:
+    """Return a tensor or an array as its little-endian values in C order."""
+    dtype = getattr(values.dtype, "name", str(values.dtype).removeprefix("torch."))
+    if dtype not in DTYPES:
+        raise InputError(where, f"a dtype among {', '.join(DTYPES)}", dtype)
+    if dtype == "bfloat16":  # which numpy lacks
+        values = values.view(torch.int16)
+    if isinstance(values, torch.Tensor):
+        array = values.numpy(force=True)
+    else:
+        array = np.asarray(values)
+    little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    data = base64.b64encode(little_endian.tobytes()).decode()
+    return {"data": data, "dtype": dtype, "shape": list(array.shape)}
+
+
+def _encode_picture(picture: Any, where: str) -> dict[str, Any]:
+    """Return a PIL image as a media part with a data URL."""
+    buffer = io.BytesIO()
+    upright_rgb(picture, where).save(buffer, "PNG")
+    text = base64.b64encode(buffer.getvalue()).decode()
+    return {"image_url": {"url": f"data:image/png;base64,{text}"}}
+
+
+# -- the size of a message -------------------------------------------------------------------------
+
+
+def parse_message(kind: Any, raw: bytes | bytearray, where: str, limits: Limits) -> Any:
+    """Return a body or a message of some type, after a check of its size.
+
+    Raises:
+        InputError: it is malformed.
+        TooLarge: it is beyond a limit; nothing is built of it.
+    """
+    check_size(raw, where, limits)
+    return decode_json(kind, raw)
 
 
 def check_size(raw: bytes | bytearray | memoryview, where: str, limits: Limits) -> None:
     """Refuse the JSON of a body or a message that is beyond a limit.
 
     Raises:
-        TooLarge: it is.
+        TooLarge: it has too many bytes, or too many values.
     """
     if len(raw) > limits.body_bytes:
         raise limits.make_error(where, "body_bytes", "bytes")
@@ -88,15 +171,32 @@ def check_size(raw: bytes | bytearray | memoryview, where: str, limits: Limits) 
         raise limits.make_error(where, "listed", "values in JSON")
 
 
-def parse_message(kind: Any, raw: bytes | bytearray, where: str, limits: Limits) -> Any:
-    """A body or a message of some kind, which is weighed before anything is built of it.
+def count_values(raw: bytes | bytearray | memoryview) -> int:
+    """Return an upper bound of the number of values in JSON, less one, without parsing it.
 
-    Raises:
-        InputError: it is malformed.
-        TooLarge: it is beyond a limit.
+    Each value but the first comes after a comma or an opening bracket, so these are counted, except
+    those in texts. A text is one value, however long it is.
     """
-    check_size(raw, where, limits)
-    return decode_json(kind, raw)
+    count = 0
+    in_text = False
+    remainder = b""
+    for start in range(0, len(raw), CHUNK_BYTES):
+        # A backslash at the end escapes the first byte of the next chunk, so it goes there.
+        chunk = (remainder + raw[start : start + CHUNK_BYTES]).replace(rb"\\", b"")
+        remainder = b""
+        if chunk.endswith(b"\\"):
+            remainder = b"\\"
+            chunk = chunk[:-1]
+        # Between quotes that are not escaped, every other part is in a text.
+        parts = chunk.replace(rb"\"", b"").split(b'"')
+        outside = b"".join(parts[int(in_text) :: 2])
+        count += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
+        has_odd_number_of_quotes = len(parts) % 2 == 0
+        in_text ^= has_odd_number_of_quotes
+    return count
+
+
+# -- the server's side -----------------------------------------------------------------------------
 
 
 class Media(Struct, frozen=True):
@@ -111,227 +211,232 @@ class Media(Struct, frozen=True):
     url: str
 
 
-# -- the server's side -----------------------------------------------------------------------------
-
-
 class _Url(Struct):
+    """The value of a media part."""
+
     url: str
 
 
-_FORMS: dict[str, Any] = {"data": bytearray, "dtype": str, "shape": list[int], "type": str}
-_FORMS |= dict.fromkeys(MEDIA, _Url)
-"""The fields of an item that is an object; which of the forms it has is seen afterwards."""
+_OBJECT_FIELDS: dict[str, Any] = {
+    "data": bytearray,
+    "dtype": str,
+    "shape": list[int],
+    "type": str,
+    "image_url": _Url,
+    "video_url": _Url,
+    "audio_url": _Url,
+}
+"""The fields of an item that is an object. Which of the forms it has is checked after decoding."""
 
+_OBJECT_FORMS = (
+    'nested lists of numbers, {"data", "dtype", "shape"}, '
+    'or one of {"image_url"}, {"video_url"}, {"audio_url"}'
+)
+"""The forms of an item, as errors name them."""
+
+# The type of nested lists of numbers. Each step allows one more level of lists.
 _NUMBERS: Any = int | float | bool
 for _ in range(MAX_DEPTH):
     _NUMBERS = int | float | bool | list[_NUMBERS]
 
 
-class _Rows:
-    """What precomputed embeddings and the fields beside them hold, in place of an item type."""
-
-    expected, media, parts = "numbers", "", ()
-
-
 class Decoder:
     """Decodes the items of one request, and counts what they hold. Media become `Media`.
 
-    Args:
-        limits: what they may hold together.
-
     The methods take the JSON of a value, its path in errors, the item type, and the fields of
-    precomputed embeddings, that of the rows first. They raise `InputError` with the path of what is
-    malformed, and `TooLarge`.
+    precomputed embeddings, that of the rows first (`list_embeds_fields`). They raise `InputError`
+    with the path of what is malformed, and `TooLarge`.
+
+    Args:
+        limits: what the items may hold together.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._left = {name: getattr(limits, name) for name in _UNITS}
+        self._remaining = {"elements": limits.elements, "items": limits.items}
 
-    def decode_items(self, raw: Raw, where: str, kind: Any, embeds: Sequence[str]) -> Any:
-        """The value of a modality in ``multi_modal_data``."""
+    def decode_items(
+        self, raw: Raw, where: str, item_type: ItemType, embeds_fields: Sequence[str]
+    ) -> Any:
+        """Return the value of a modality in ``multi_modal_data``."""
         if starts_with(raw, b"["):
-            parts = decode_json(list[Raw], raw, where)
-            self._take("items", len(parts), where)
-            return [self._item(part, f"{where}[{i}]", kind) for i, part in enumerate(parts)]
-        if not starts_with(raw, b"{") and not (isinstance(kind, Text) and starts_with(raw, b'"')):
+            return self._decode_list(raw, where, item_type)
+        is_text = isinstance(item_type, Text) and starts_with(raw, b'"')
+        if not is_text and not starts_with(raw, b"{"):
             got = bytes(memoryview(raw)[:40]).decode(errors="replace")
             raise InputError(where, "a list of items, or one encoded tensor", got)
-        one = self.decode_item(raw, where, kind, embeds)
-        # a tensor may be a batch, whose items the spec counts
-        return one if isinstance(one, (torch.Tensor, Media)) or embeds[0] in one else [one]
+        item = self.decode_item(raw, where, item_type, embeds_fields)
+        # A tensor may be a batch, whose items the spec counts; so may media, once it is loaded.
+        if isinstance(item, (torch.Tensor, Media)) or embeds_fields[0] in item:
+            return item
+        return [item]
 
-    def decode_item(self, raw: Raw, where: str, kind: Any, embeds: Sequence[str]) -> Any:
-        """One item by itself, or the fields of one precomputed embedding."""
-        if starts_with(raw, b"{") and embeds[0] in decode_json(dict[str, Raw], raw, where):
-            sent = decode_fields(raw, dict.fromkeys(embeds, Raw), where)
-            return {
-                name: self.decode_items(sent[name], f"{where}.{name}", _Rows, [""]) for name in sent
-            }
-        self._take("items", 1, where)
-        return self._item(raw, where, kind)
+    def decode_item(
+        self, raw: Raw, where: str, item_type: ItemType, embeds_fields: Sequence[str]
+    ) -> Any:
+        """Return one item by itself, or the fields of one precomputed embedding."""
+        if starts_with(raw, b"{") and embeds_fields[0] in decode_json(dict[str, Raw], raw, where):
+            return self._decode_embeds(raw, where, embeds_fields)
+        self._spend("items", 1, where)
+        return self._decode_value(raw, where, item_type)
 
-    def _item(self, raw: Raw, where: str, kind: Any) -> Any:
-        if starts_with(raw, b"n"):  # an item that its uuid names
+    def _decode_list(self, raw: Raw, where: str, item_type: ItemType | None) -> list[Any]:
+        elements = decode_json(list[Raw], raw, where)
+        self._spend("items", len(elements), where)
+        items = []
+        for number, element in enumerate(elements):
+            items.append(self._decode_value(element, f"{where}[{number}]", item_type))
+        return items
+
+    def _decode_embeds(self, raw: Raw, where: str, names: Sequence[str]) -> dict[str, Any]:
+        """Return the fields of precomputed embeddings: tensors, or lists of numbers or tensors."""
+        fields = decode_fields(raw, dict.fromkeys(names, Raw), where)
+        values = {}
+        for name, value in fields.items():
+            values[name] = self._decode_rows(value, f"{where}.{name}")
+        return values
+
+    def _decode_rows(self, raw: Raw, where: str) -> Any:
+        """Return the value of one field of precomputed embeddings."""
+        if starts_with(raw, b"["):
+            return self._decode_list(raw, where, None)
+        if not starts_with(raw, b"{"):
+            got = bytes(memoryview(raw)[:40]).decode(errors="replace")
+            raise InputError(where, "a list of items, or one encoded tensor", got)
+        self._spend("items", 1, where)
+        return self._decode_object(raw, where, None)
+
+    def _decode_value(self, raw: Raw, where: str, item_type: ItemType | None) -> Any:
+        """Return an item, a part of a record, or numbers where there is no item type."""
+        if starts_with(raw, b"n"):  # null: an item that its uuid names
             return decode_json(None, raw, where)
-        if isinstance(kind, Text):
+        if isinstance(item_type, Text):
             return decode_json(str, raw, where)
-        if starts_with(raw, b'"') and getattr(kind, "media", None):
-            part = f"{kind.media}_url"
-            expected = f'an object {{"{part}": {{"url": "data:..."}}}}'
-            raise InputError(where, expected, "a text")
-        if kind.parts:
-            sent = decode_fields(raw, dict.fromkeys(kind.parts, Raw), where, nullable=False)
-            record = {}
-            for name, part in sent.items():
-                record[name] = self._item(part, f"{where}.{name}", kind.parts[name])
-            return record
+        if item_type is not None:
+            if item_type.media and starts_with(raw, b'"'):
+                part = f"{item_type.media}_url"
+                expected = f'an object {{"{part}": {{"url": "data:..."}}}}'
+                raise InputError(where, expected, "a text")
+            if item_type.parts:
+                return self._decode_record(raw, where, item_type.parts)
         if starts_with(raw, b"{"):
-            return self._object(raw, where, kind)
-        self._take("elements", bytes(raw).count(b",") + 1, where)
+            return self._decode_object(raw, where, item_type)
+        self._spend("elements", bytes(raw).count(b",") + 1, where)
         return decode_json(_NUMBERS, raw, where)
 
-    def _object(self, raw: Raw, where: str, kind: Any) -> Any:
-        sent = decode_fields(raw, _FORMS, where)
-        match sorted(sent):
-            case ["data", "dtype", "shape"]:
-                return self._raw(where, **sent)
-            case [part] | [part, "type"] if part in MEDIA:
-                if kind.media not in (None, MEDIA[part]):
-                    raise InputError(where, kind.expected, f"a part of kind {MEDIA[part]}")
-                return Media(MEDIA[part], sent[part].url)
-            case names:
-                raise InputError(where, FORMS, f"an object with {names}")
+    def _decode_record(self, raw: Raw, where: str, parts: Mapping[str, ItemType]) -> dict[str, Any]:
+        fields = decode_fields(raw, dict.fromkeys(parts, Raw), where, nullable=False)
+        record = {}
+        for name, value in fields.items():
+            record[name] = self._decode_value(value, f"{where}.{name}", parts[name])
+        return record
 
-    def _raw(self, where: str, data: bytearray, dtype: str, shape: list[int]) -> torch.Tensor:
-        kind = DTYPES.get(dtype)
-        if kind is None:
-            raise InputError(f"{where}.dtype", f"one of {', '.join(DTYPES)}", quote(dtype))
-        if len(shape) > MAX_DEPTH or any(size < 0 for size in shape):
+    def _decode_object(self, raw: Raw, where: str, item_type: ItemType | None) -> Any:
+        """Return a tensor, or a media part."""
+        fields = decode_fields(raw, _OBJECT_FIELDS, where)
+        names = sorted(fields)
+        if names == ["data", "dtype", "shape"]:
+            return self._decode_tensor(where, fields["data"], fields["dtype"], fields["shape"])
+        part = names[0] if names else ""
+        if part in MEDIA and names in ([part], [part, "type"]):
+            if item_type is None:
+                raise InputError(where, "numbers", f"a part of kind {MEDIA[part]}")
+            if item_type.media not in (None, MEDIA[part]):
+                raise InputError(where, item_type.expected, f"a part of kind {MEDIA[part]}")
+            return Media(MEDIA[part], fields[part].url)
+        raise InputError(where, _OBJECT_FORMS, f"an object with {names}")
+
+    def _decode_tensor(
+        self, where: str, data: bytearray, dtype_name: str, shape: list[int]
+    ) -> torch.Tensor:
+        """Return the tensor of these bytes, which share its memory."""
+        dtype = DTYPES.get(dtype_name)
+        if dtype is None:
+            raise InputError(f"{where}.dtype", f"one of {', '.join(DTYPES)}", quote(dtype_name))
+        if len(shape) > MAX_DEPTH or min(shape, default=0) < 0:
             raise InputError(f"{where}.shape", "a list of sizes", quote(str(shape))[1:-1])
-        # a size of 0 does not make the others small
-        self._take("elements", math.prod(max(size, 1) for size in shape), where)
-        size = math.prod(shape) * kind.itemsize
-        if len(data) != size:
-            expected = f"{size} bytes for shape {tuple(shape)} of {dtype}"
+        # A size of 0 does not make the others small: torch multiplies all of them.
+        sizes_at_least_one = [max(size, 1) for size in shape]
+        self._spend("elements", math.prod(sizes_at_least_one), where)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if len(data) != num_bytes:
+            expected = f"{num_bytes} bytes for shape {tuple(shape)} of {dtype_name}"
             raise InputError(f"{where}.data", expected, f"{len(data)}")
         if not data:
-            return torch.zeros(shape, dtype=kind)
+            return torch.zeros(shape, dtype=dtype)
         tensor = torch.frombuffer(data, dtype=torch.uint8)
-        if kind == torch.bool and (most := int(tensor.max())) > 1:
-            raise InputError(f"{where}.data", "bytes 0 and 1 for bool", str(most))
-        return tensor.view(kind).reshape(shape)
+        if dtype == torch.bool:
+            largest = int(tensor.max())
+            if largest > 1:
+                raise InputError(f"{where}.data", "bytes 0 and 1 for bool", str(largest))
+        return tensor.view(dtype).reshape(shape)
 
-    def _take(self, name: str, count: int, where: str) -> None:
-        self._left[name] -= count
-        if self._left[name] < 0:
-            raise self._limits.make_error(where, name, f"{_UNITS[name]} in one request")
+    def _spend(self, limit: str, count: int, where: str) -> None:
+        """Count what one more value holds.
+
+        Raises:
+            TooLarge: the items of the request are beyond the limit together.
+        """
+        self._remaining[limit] -= count
+        if self._remaining[limit] < 0:
+            raise self._limits.make_error(where, limit, f"{_COUNTED[limit]} in one request")
 
 
 def list_embeds_fields(modality: BoundModality) -> list[str]:
-    """The fields of precomputed embeddings, that of the rows first."""
+    """Return the fields of precomputed embeddings, that of the rows first."""
     return [modality.parser.embeds_field, *modality.parser.companions]
 
 
+# -- a modality, described -------------------------------------------------------------------------
+
+
 def describe_modality(modality: BoundModality, limit: int | None) -> ModalityInfo:
-    """A modality, for clients that have not read its spec."""
-    kind, known = modality.item, not modality.needs_hf
-    written: set[Target] = set()
-    for value in (*kind.candidates(), *kind.smallest()) if known else ():
-        written |= {ids for _, ids in modality.written(Taken.whole([value]))}
-    fixed = len(written) == 1 and not modality.layout_evaluator.depends_on_index
-    told = {
+    """Describe a modality for clients that have not read its spec.
+
+    Args:
+        modality: which processes its largest item for this.
+        limit: the most items in one request; None for any number.
+    """
+    item_type = modality.item
+    largest_tokens = None
+    if not modality.needs_hf:
+        largest_tokens = modality.most_rows
+    embeds = None
+    if modality.parser.takes_embeds:
+        embeds = modality.parser.embeds_field
+    info = {
         "name": modality.name,
         "limit": limit,
-        "largest_tokens": modality.most_rows if known else None,
-        "placeholder": list(written.pop()) if fixed else None,
-        "embeds": modality.parser.embeds_field if modality.parser.takes_embeds else None,
-        "example": _example(kind),
-        "expected": kind.expected,
-        **kind.schema(),
+        "largest_tokens": largest_tokens,
+        "placeholder": _find_fixed_target(modality),
+        "embeds": embeds,
+        "example": _make_example(item_type),
+        "expected": item_type.expected,
     }
-    return msgspec.convert(told, ModalityInfo)
+    return msgspec.convert(info | item_type.schema(), ModalityInfo)
 
 
-def _example(kind: ItemType) -> Any:
-    """A small item in JSON; of one that comes as a file, how the JSON begins."""
-    if kind.mime:
-        return {f"{kind.media}_url": {"url": f"data:{kind.mime};base64,..."}}
-    example = next(reversed(kind.small()), None)
-    if isinstance(example, torch.Tensor) and example.numel() <= _WRITTEN_OUT:
+def _find_fixed_target(modality: BoundModality) -> list[int] | None:
+    """Return the ids that a caller writes for an item; None if they depend on the item."""
+    if modality.needs_hf or modality.layout_evaluator.depends_on_index:
+        return None
+    targets: set[Target] = set()
+    items = list(modality.item.candidates())
+    items.extend(modality.item.smallest())
+    for item in items:
+        for _, target in modality.written(Taken.whole([item])):
+            targets.add(target)
+    if len(targets) != 1:
+        return None
+    return list(targets.pop())
+
+
+def _make_example(item_type: ItemType) -> Any:
+    """Return a small item in JSON; of one that comes as a file, how the JSON begins."""
+    if item_type.mime:
+        return {f"{item_type.media}_url": {"url": f"data:{item_type.mime};base64,..."}}
+    items = item_type.small()
+    example = items[-1] if items else None
+    if isinstance(example, torch.Tensor) and example.numel() <= MAX_EXAMPLE_ELEMENTS:
         return example.tolist()
     return encode_value(example, "item")
-
-
-# -- the client's side -----------------------------------------------------------------------------
-
-
-def encode(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON of items as a caller writes them into ``multi_modal_data``: arrays and tensors as
-    raw base64, PIL images as PNG data URLs, lists and texts as they are, dicts part by part.
-
-    Raises:
-        InputError: a value without a form on the wire.
-    """
-    return {name: encode_value(value, f"items.{name}") for name, value in data.items()}
-
-
-def content_part(modality: str, item: Any, *, as_url: bool = False) -> dict[str, Any]:
-    """A content part of a chat message with an item, for `/v1/chat/completions`; a `uuid` in it
-    names the item for the server's cache.
-
-    Args:
-        modality: name of the modality.
-        item: as for `encode`; None for an item that a `uuid` names and the server has.
-        as_url: whether as a data URL in an ``image_url`` part, for a gateway that passes only the
-            parts of OpenAI's chat.
-
-    Raises:
-        InputError: as for `encode`.
-    """
-    value = encode_value(item, f"items.{modality}[0]")
-    part = {"type": modality, modality: value}
-    if as_url:
-        text = base64.b64encode(msgspec.json.encode(value)).decode()
-        url = f"{ITEM_URL}{modality};base64,{text}"
-        part = {"type": "image_url", "image_url": {"url": url}}
-    return part
-
-
-def encode_value(value: Any, where: str) -> Any:
-    """One value as JSON, see `encode`.
-
-    Args:
-        value: an item, or a container of items, for example messages.
-        where: its path in errors.
-
-    Raises:
-        InputError: a value without a form on the wire.
-    """
-    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
-        return _base64(value, where)
-    if hasattr(value, "getbands"):
-        buffer = io.BytesIO()
-        upright_rgb(value, where).save(buffer, "PNG")
-        url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-        return {"image_url": {"url": url}}
-    if isinstance(value, (list, tuple)):
-        return [encode_value(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    if isinstance(value, dict):
-        return {key: encode_value(part, f"{where}.{key}") for key, part in value.items()}
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    raise InputError(where, "texts, lists, arrays, tensors or images", f"a {type(value).__name__}")
-
-
-def _base64(values: Any, where: str) -> dict[str, Any]:
-    """A tensor or an array as its little-endian values in C order."""
-    dtype = getattr(values.dtype, "name", str(values.dtype).removeprefix("torch."))
-    if dtype not in DTYPES:
-        raise InputError(where, f"a dtype among {', '.join(DTYPES)}", dtype)
-    if dtype == "bfloat16":  # which numpy lacks
-        values = values.view(torch.int16)
-    array = values.numpy(force=True) if isinstance(values, torch.Tensor) else np.asarray(values)
-    raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-    data = base64.b64encode(raw).decode()
-    return {"data": data, "dtype": dtype, "shape": list(array.shape)}
