@@ -20,7 +20,7 @@ from ..plan.plan import Plan
 from ..vllm_api.compat import TELLS_MISSES, find
 from ..vllm_api.incoming import TooManyPixels, inherit_context
 from ..vllm_api.processor import CommonProcessor
-from .decoding import decode_fields, starts_with
+from .decoding import SAMPLING_FIELD, decode_fields, starts_with
 from .protocol import NULL, Limits, TooLarge
 from .wire import Media
 
@@ -32,235 +32,267 @@ MediaConnector: Any = find("multimodal.media:MediaConnector")
 T = TypeVar("T")
 
 MAX_ATTEMPTS = 3
-"""The most times that a request is sent whose items the engine's cache lacks although vLLM's front
-end assumed them."""
+"""How often a request is sent to the engine if its cache lacks an item that vLLM's front end
+assumed there."""
+
+MAX_PROBLEM_CHARS = 200
+"""Characters of an error of vLLM's media loader that a refusal shows."""
 
 NO_MEDIA_HOST = "none, unless --allowed-media-domains names them"
-"""Stands among the hosts from which vLLM loads media, where its flag names none: vLLM would follow
+"""The only host from which vLLM loads media if its flag names none. With no host it would follow
 every URL."""
 
-_PARAMS, _CONSTRAINT = "sampling_params", "structured_outputs"
-_OURS = (
-    *("detokenize", "extra_args", "flat_logprobs", "output_kind", "output_text_buffer_length"),
-    *("prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start", "skip_clone"),
+SAMPLING_NAMES = tuple(param.name for param in structs.fields(SamplingParams))
+"""Fields of `SamplingParams`, which bodies of vLLM's own routes have beside a prompt."""
+
+_CONSTRAINT_FIELD = "structured_outputs"
+_CONSTRAINT_PATH = f"{SAMPLING_FIELD}.{_CONSTRAINT_FIELD}"
+
+_RESERVED_FIELDS = frozenset(
+    {
+        "detokenize",
+        "extra_args",
+        "flat_logprobs",
+        "output_kind",
+        "output_text_buffer_length",
+        "prompt_logprobs",
+        "prompt_logprob_token_ids",
+        "prompt_logprob_start",
+        "skip_clone",
+    }
 )
-"""Fields of `SamplingParams` that the routes set, or whose answer they do not give."""
-SAMPLING_NAMES = tuple(of.name for of in structs.fields(SamplingParams))
-"""What vLLM's own routes take beside a prompt, among other fields."""
-_ID_LISTS = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
+"""Fields of `SamplingParams` that the routes set, or whose result they do not send."""
 
 _INT32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 _INT64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
-def _kinds(known: Mapping[str, Any], **narrower: Any) -> dict[str, Any]:
-    """The fields of one of vLLM's parameters that a request may have, and their types: vLLM's, or
-    narrower ones, within what the engine has room for."""
-    own = {name: narrower.get(name, kind) for name, kind in known.items() if name[0] != "_"}
-    return {name: kind for name, kind in own.items() if name not in _OURS}
-
-
-_KINDS = _kinds(get_type_hints(StructuredOutputsParams))
-
-
 class Stopped(EngineDeadError):
-    """The server has the order to stop: it answers what is under way, if it has the time for it,
-    and nothing else."""
+    """The server has the order to stop.
+
+    It finishes current requests if it has the time for it, and takes no new ones.
+    """
 
     def __str__(self) -> str:
         return "The server stops. Send the request to another one."
 
 
 class LostItem(Exception):
-    """The engine does not have an item that vLLM believed to be cached there. Rendering again sends
-    it."""
+    """The engine lacks an item that vLLM believed to be cached there, after several attempts."""
+
+
+class _CacheMiss(Exception):
+    """The engine's cache lacks an item of a request, before any token. Rendering again sends it."""
 
 
 class Engine:
-    """vLLM's engine client, serving a model of ours.
+    """vLLM's engine client, serving a model with a spec.
+
+    Args:
+        client: vLLM's.
+        processor: that of the model.
+        trust_kwargs: whether requests may bring `mm_processor_kwargs`.
 
     Attributes:
         plan: the spec, bound to the model.
         max_model_len: positions of a sequence.
         has_tokenizer: whether prompts may be texts.
-        trust_kwargs: whether requests may bring `mm_processor_kwargs`.
-        most_items: the most items of each modality in one request.
-
-    Args:
-        client: vLLM's.
-        processor: that of the model.
         trust_kwargs: see above.
+        most_items: the most items of each modality in one request.
     """
 
     def __init__(self, client: Any, processor: CommonProcessor, *, trust_kwargs: bool) -> None:
-        self._client, self._renderer, self.trust_kwargs = client, client.renderer, trust_kwargs
+        self._client = client
+        self._renderer = client.renderer
+        self.trust_kwargs = trust_kwargs
         self.plan: Plan = processor.plan
         self.most_items: Mapping[str, int] = processor.info.allowed_mm_limits
         config = client.model_config
         self.max_model_len: int = config.max_model_len
         self.has_tokenizer = client.renderer.tokenizer is not None
-        self._defaults: dict[str, Any] = config.get_diff_sampling_param()
-        token = Annotated[int, Meta(ge=0, lt=config.get_vocab_size())]
-        self._sampling = _kinds(
-            {of.name: of.type for of in structs.fields(SamplingParams)},
-            seed=_INT64 | None,
-            top_k=_INT32,
-            min_tokens=_INT32,
-            max_tokens=_INT32 | None,
-            **dict.fromkeys(_ID_LISTS, list[token] | None),
-            logit_bias=dict[token, float] | None,
-            structured_outputs=Raw,
-        )
-        config.allowed_media_domains = config.allowed_media_domains or [NO_MEDIA_HOST]
-        self._media = MediaConnector(
-            media_io_kwargs=config.multimodal_config.media_io_kwargs,
-            allowed_local_media_path=config.allowed_local_media_path,
-            allowed_media_domains=config.allowed_media_domains,
-        )
-        self._turns = count()
+        self._default_params: dict[str, Any] = config.get_diff_sampling_param()
+        self._param_types = _list_param_types(config.get_vocab_size())
+        self._media = _make_media_connector(config)
+        self._session_numbers = count()
         executor = getattr(client.renderer, "_executor", None)
         if executor is not None:
             inherit_context(executor)
 
     # -- the server --------------------------------------------------------------------------------
 
-    def call_before_shutdown(self, begins: Callable[[], None]) -> None:
-        """Call a function before vLLM lets go of what serves new requests, its first step after
-        SIGTERM. What is still under way after its last step ends with an error, rather than
-        unanswered when the connections are cut.
+    def call_before_shutdown(self, function: Callable[[], None]) -> None:
+        """Call a function before vLLM releases what serves new requests.
+
+        That is vLLM's first step after SIGTERM. Requests that run after its last step end with an
+        error, rather than without an answer when their connections are cut.
 
         Args:
-            begins: may be called in any thread, and more than once.
+            function: may be called in any thread, and more than once.
         """
-        shut_down, loop = self._client.shutdown, asyncio.get_running_loop()
+        shutdown = self._client.shutdown
+        loop = asyncio.get_running_loop()
 
         def stop(*args: Any, **kwargs: Any) -> None:
-            begins()
-            shut_down(*args, **kwargs)
+            function()
+            shutdown(*args, **kwargs)
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._end)
+                loop.call_soon_threadsafe(self._fail_requests)
 
         self._client.shutdown = stop
 
-    def _end(self) -> None:
+    def _fail_requests(self) -> None:
         """End every request with an error, as vLLM does when its engine dies."""
-        outputs = getattr(self._client, "output_processor", None)
-        if outputs is not None:
-            outputs.propagate_error(Stopped())
+        output_processor = getattr(self._client, "output_processor", None)
+        if output_processor is not None:
+            output_processor.propagate_error(Stopped())
 
     def next_data_parallel_rank(self) -> int | None:
-        """The copy of the model that computes the next session, whose prefix cache has it; None if
-        there is but one at this address."""
+        """Return the rank that computes the next session, since its prefix cache is only there.
+
+        Returns:
+            Each rank in turn; None if there is one only at this address.
+        """
         config = self._client.vllm_config.parallel_config
-        of_all, here = config.data_parallel_size, config.data_parallel_size_local
-        copies = here if config.local_engines_only else of_all
-        return next(self._turns) % copies if copies > 1 else None
+        num_ranks: int = config.data_parallel_size
+        if config.local_engines_only:
+            num_ranks = config.data_parallel_size_local
+        number = next(self._session_numbers)
+        if num_ranks <= 1:
+            return None
+        return number % num_ranks
 
     async def run_on_item_thread(self, function: Callable[..., T], *args: Any) -> T:
-        """The result of a function on vLLM's own thread for items, where a spec's functions may
-        run."""
+        """Run a function on vLLM's own thread for items, where functions of a spec may run."""
         executor = getattr(self._renderer, "_mm_executor", None)
         return await asyncio.get_running_loop().run_in_executor(executor, function, *args)
 
-    # -- requests ----------------------------------------------------------------------------------
+    # -- sampling parameters -----------------------------------------------------------------------
 
-    def parse_sampling_params(self, sent: Raw, limits: Limits) -> dict[str, Any]:
-        """The sampling parameters of a message, by name.
+    def parse_sampling_params(self, raw: Raw, limits: Limits) -> dict[str, Any]:
+        """Return the sampling parameters of a message, by name.
 
         Args:
-            sent: their JSON.
+            raw: their JSON.
             limits: of which `constraint` holds for `structured_outputs`.
 
         Raises:
-            InputError: a field that vLLM lacks or that is not the client's, or another type.
+            InputError: a field that vLLM lacks, that clients may not set, or of another type.
             TooLarge: a constraint that is beyond the limit.
         """
-        where = f"{_PARAMS}.{_CONSTRAINT}"
-        options = decode_fields(sent, self._sampling, _PARAMS)
-        raw = options.pop(_CONSTRAINT, NULL)
-        if len(memoryview(raw)) > limits.constraint:
-            raise limits.make_error(where, "constraint", "bytes")
-        if starts_with(raw, b"n"):
-            return options
-        asked = decode_fields(raw, _KINDS, where)
-        return {**options, _CONSTRAINT: _made(where, StructuredOutputsParams, **asked)}
+        options = decode_fields(raw, self._param_types, SAMPLING_FIELD)
+        constraint = options.pop(_CONSTRAINT_FIELD, NULL)
+        if len(memoryview(constraint)) > limits.constraint:
+            raise limits.make_error(_CONSTRAINT_PATH, "constraint", "bytes")
+        if not starts_with(constraint, b"n"):  # null
+            fields = decode_fields(constraint, _CONSTRAINT_TYPES, _CONSTRAINT_PATH)
+            params = _build_params(_CONSTRAINT_PATH, StructuredOutputsParams, **fields)
+            options[_CONSTRAINT_FIELD] = params
+        return options
 
     def make_sampling_params(
         self, options: Mapping[str, Any], *, output: BoundOutput | None = None, stream: bool
     ) -> Any:
-        """vLLM's sampling parameters of a request.
+        """Return vLLM's sampling parameters of a request.
 
         Args:
-            options: what `parse_sampling_params` gives.
-            output: of the spec, that is asked for.
+            options: what `parse_sampling_params` returns.
+            output: the output of the spec that the request asks for, if any.
             stream: whether the answer comes as it grows.
 
         Raises:
-            InputError: what vLLM refuses, or what contradicts the output.
+            InputError: vLLM refuses them, or they contradict the output.
         """
         if options.get("stop") and not self.has_tokenizer:
             expected = "stop_token_ids, since the server has no tokenizer"
-            raise InputError(f"{_PARAMS}.stop", expected, "texts")
-        kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
-        ours = {"detokenize": self.has_tokenizer, "output_kind": kind}
-        asked = {"max_tokens": None, **self._defaults, **options, **ours}
+            raise InputError(f"{SAMPLING_FIELD}.stop", expected, "texts")
+        params: dict[str, Any] = {"max_tokens": None}
+        params.update(self._default_params)
+        params.update(options)
+        params["detokenize"] = self.has_tokenizer
+        params["output_kind"] = RequestOutputKind.FINAL_ONLY
+        if stream:
+            params["output_kind"] = RequestOutputKind.DELTA
         if output is None:
-            return _made(_PARAMS, SamplingParams, **asked)
-        asked["max_tokens"] = options.get("max_tokens")
-        return _made(_PARAMS, sampling_params, output, self._client, **asked)
+            return _build_params(SAMPLING_FIELD, SamplingParams, **params)
+        # the output says how many tokens it has, whatever the model's default is
+        params["max_tokens"] = options.get("max_tokens")
+        return _build_params(SAMPLING_FIELD, sampling_params, output, self._client, **params)
+
+    # -- prompts and items -------------------------------------------------------------------------
 
     async def load_media(self, value: Any, where: str) -> Any:
-        """The value of one item, or of a modality's items, with media parts loaded by vLLM.
+        """Return the value of one item, or of a modality's items, with media loaded by vLLM.
+
+        Args:
+            value: as `Decoder` returns it.
+            where: its path in errors.
 
         Raises:
-            InputError: a URL that vLLM's settings do not allow, or content that is none.
+            InputError: a URL that vLLM's settings do not allow, or content of another kind.
             TooLarge: more pixels than the server decodes for one request.
         """
         if isinstance(value, list):
-            return [await self._part(one, f"{where}[{i}]") for i, one in enumerate(value)]
-        return await self._part(value, where)
+            items = []
+            for number, item in enumerate(value):
+                items.append(await self._load_item(item, f"{where}[{number}]"))
+            return items
+        return await self._load_item(value, where)
 
-    async def _part(self, value: Any, where: str) -> Any:
+    async def _load_item(self, value: Any, where: str) -> Any:
+        """Return one item with its media loaded; a record part by part."""
         if isinstance(value, dict):
-            return {name: await self._part(p, f"{where}.{name}") for name, p in value.items()}
-        if not isinstance(value, Media):
-            return value
-        fetch = getattr(self._media, f"fetch_{value.kind}_async")
+            record = {}
+            for name, part in value.items():
+                record[name] = await self._load_item(part, f"{where}.{name}")
+            return record
+        if isinstance(value, Media):
+            return await self._fetch(value, where)
+        return value
+
+    async def _fetch(self, media: Media, where: str) -> Any:
+        """Return what vLLM's loader reads at a URL."""
+        fetch = getattr(self._media, f"fetch_{media.kind}_async")
         try:
-            return await fetch(value.url)
+            return await fetch(media.url)
         except TooManyPixels as error:
+            # its sentence names the body, which has no part for this item
             refusal = TooLarge(where + str(error).removeprefix(error.where))
             refusal.where = where
             raise refusal from None
         except InputError as error:
             raise relocate(error, where) from None
         except Exception as error:
-            text = re.sub(r" <\S+ object at 0x[0-9a-f]+>", "", f"{type(error).__name__}: {error}")
-            got = text[:200].rstrip(".")
-            raise InputError(where, f"a URL with an item of kind {value.kind}", got) from None
+            # as PIL says it: cannot identify image file <_io.BytesIO object at 0x7f...>
+            text = f"{type(error).__name__}: {error}"
+            text = re.sub(r" <\S+ object at 0x[0-9a-f]+>", "", text)
+            got = text[:MAX_PROBLEM_CHARS].rstrip(".")
+            raise InputError(where, f"a URL with an item of kind {media.kind}", got) from None
 
     async def tokenize(
         self, prompt: str | list[int], *, add_special_tokens: bool = True
     ) -> list[int]:
-        """The token ids of a prompt, as vLLM makes them before it looks at items.
+        """Return the token ids of a prompt, as vLLM makes them before it looks at items.
 
         Args:
             prompt: a text, or the ids.
-            add_special_tokens: whether a text gets special tokens.
+            add_special_tokens: whether to add special tokens to a text.
         """
         if isinstance(prompt, list):
             return prompt
-        # what is not empty stands for items: with them, the processor checks the placeholders
+        # Data that is not empty stands for items: vLLM then leaves the length to the processor.
         with_items = {"prompt": prompt, "multi_modal_data": {"": ()}}
         parsed = parse_model_prompt(self._client.model_config, with_items)
-        options = {} if add_special_tokens else {"add_special_tokens": False}
-        params = self._renderer.default_cmpl_tok_params.with_kwargs(**options)
+        params = self._renderer.default_cmpl_tok_params
+        if not add_special_tokens:
+            params = params.with_kwargs(add_special_tokens=False)
         tokenized = await self._renderer.tokenize_prompt_async(parsed, params)
         ids: list[int] = tokenized["prompt_token_ids"]
         return ids
 
     async def render(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
-        """A prompt and its items as the engine takes them. Nothing changes before it gets them.
+        """Return a prompt and its items in the form that the engine takes.
+
+        vLLM's caches change when the result is sent to the engine, not before.
 
         Args:
             prompt: vLLM's text or tokens prompt.
@@ -273,67 +305,175 @@ class Engine:
         (rendered,) = await self._renderer.render_cmpl_async([parsed], params)
         return rendered  # type: ignore[no-any-return]
 
-    def _forget_items(self) -> None:
-        """Make vLLM send all items again, where the engine lacks one and does not tell which."""
-        if not TELLS_MISSES and self._renderer.mm_processor_cache is not None:
-            # all of them: without one alone, the halves of the cache would evict different items
-            self._renderer.mm_processor_cache.clear_cache()
-
     # -- answers -----------------------------------------------------------------------------------
 
     async def generate(
-        self, prompt: Mapping[str, Any], sampling: Any, name: str, copy: int | None, *, fits: bool
+        self,
+        prompt: Mapping[str, Any],
+        sampling: Any,
+        request_id: str,
+        *,
+        data_parallel_rank: int | None,
+        must_fit: bool,
     ) -> AsyncGenerator[tuple[Mapping[str, Any], Any], None]:
-        """The rendered prompt with each of vLLM's outputs for a request.
+        """Yield the rendered prompt with each of vLLM's outputs for a request.
+
+        If the engine's cache lacks an item, the request is rendered and sent again.
 
         Args:
             prompt: as for `render`.
             sampling: vLLM's parameters.
-            name: a new one.
-            copy: the copy of the model that is to compute it; None for any.
-            fits: whether a prompt is refused behind which the answer would be cut off by the end of
-                the context.
+            request_id: a new one.
+            data_parallel_rank: of the engine that is to compute it; None for any.
+            must_fit: whether to refuse a prompt after which the end of the context would cut the
+                answer off.
 
         Raises:
             ValueError: the request is refused.
             EngineDeadError, EngineGenerateError: vLLM failed.
+            LostItem: the engine's cache lacked an item at each attempt.
         """
-        where, expected = f"{_PARAMS}.{_CONSTRAINT}", "one that the model's tokens can follow"
-        constrained = sampling.structured_outputs is not None
-        failed = InputError(where, expected, "another") if constrained else LostItem()
         for attempt in range(MAX_ATTEMPTS):
-            rendered, begun = await self.render(prompt), False
-            length = len(rendered["prompt_token_ids"])
-            if fits and length > (most := self.max_model_len - sampling.max_tokens):
-                expected = f"at most {most} tokens before the {sampling.max_tokens} that follow"
-                raise InputError("prompt", expected, str(length))
-            own = f"{name}-{attempt}"
-            made = self._client.generate(rendered, sampling, own, data_parallel_rank=copy)
-            async with aclosing(made) as outputs:
-                async for output in outputs:
-                    first = output.outputs[0]
-                    if not begun and first.finish_reason == "error" and not first.token_ids:
-                        self._forget_items()  # the engine's cache lacks one
-                        break
-                    begun = True
-                    reasons = {part.finish_reason for part in output.outputs}
-                    if "abort" in reasons:
-                        raise EngineDeadError  # by nobody but a server that stops
-                    if "error" in reasons:
-                        raise failed if constrained else EngineGenerateError
-                    yield rendered, output
-                else:
-                    return
-        raise failed
+            rendered = await self.render(prompt)
+            if must_fit:
+                self._check_length(rendered, sampling)
+            outputs = self._generate_once(
+                rendered, sampling, f"{request_id}-{attempt}", data_parallel_rank
+            )
+            try:
+                async with aclosing(outputs):
+                    async for output in outputs:
+                        yield rendered, output
+                return
+            except _CacheMiss:
+                continue
+        # vLLM reports a constraint that it cannot compile in the same way as a missing item
+        if sampling.structured_outputs is not None:
+            raise _make_constraint_error()
+        raise LostItem
+
+    async def _generate_once(
+        self, rendered: Mapping[str, Any], sampling: Any, request_id: str, rank: int | None
+    ) -> AsyncGenerator[Any, None]:
+        """Yield vLLM's outputs for a rendered request.
+
+        Raises:
+            _CacheMiss: the first output is an error without a token.
+        """
+        has_begun = False
+        generated = self._client.generate(rendered, sampling, request_id, data_parallel_rank=rank)
+        async with aclosing(generated) as outputs:
+            async for output in outputs:
+                first = output.outputs[0]
+                if not has_begun and first.finish_reason == "error" and not first.token_ids:
+                    self._forget_cached_items()
+                    raise _CacheMiss
+                has_begun = True
+                finish_reasons = {part.finish_reason for part in output.outputs}
+                if "abort" in finish_reasons:
+                    raise EngineDeadError  # only a server that stops aborts requests
+                if "error" in finish_reasons and sampling.structured_outputs is not None:
+                    raise _make_constraint_error()
+                if "error" in finish_reasons:
+                    raise EngineGenerateError
+                yield output
+
+    def _check_length(self, rendered: Mapping[str, Any], sampling: Any) -> None:
+        """Refuse a prompt after which the end of the context would cut the answer off."""
+        length = len(rendered["prompt_token_ids"])
+        max_length = self.max_model_len - sampling.max_tokens
+        if length > max_length:
+            expected = f"at most {max_length} tokens before the {sampling.max_tokens} that follow"
+            raise InputError("prompt", expected, str(length))
+
+    def _forget_cached_items(self) -> None:
+        """Make vLLM send all items again, if the engine does not say which of them it lacks.
+
+        All of them: without a single one, the two halves of the cache would evict different items.
+        """
+        cache = self._renderer.mm_processor_cache
+        if not TELLS_MISSES and cache is not None:
+            cache.clear_cache()
 
 
-def _made(where: str, kind: Callable[..., T], *args: Any, **options: Any) -> T:
-    """Some of vLLM's parameters."""
+def _make_constraint_error() -> InputError:
+    expected = "one that the model's tokens can follow"
+    return InputError(_CONSTRAINT_PATH, expected, "another")
+
+
+# -- vLLM's parameters -----------------------------------------------------------------------------
+
+
+def _select_types(types: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the types of the fields that a request may set, by name."""
+    selected = {}
+    for name, kind in types.items():
+        if not name.startswith("_") and name not in _RESERVED_FIELDS:
+            selected[name] = kind
+    return selected
+
+
+_CONSTRAINT_TYPES = _select_types(get_type_hints(StructuredOutputsParams))
+"""The types of the fields of a constraint."""
+
+
+def _list_param_types(vocab_size: int) -> dict[str, Any]:
+    """Return the types of the sampling parameters that a request may set, by name.
+
+    They are vLLM's, or narrower ones: vLLM accepts numbers for which its engine has no room.
+    """
+    token = Annotated[int, Meta(ge=0, lt=vocab_size)]
+    types = {param.name: param.type for param in structs.fields(SamplingParams)}
+    narrower_types = {
+        "seed": _INT64 | None,
+        "top_k": _INT32,
+        "min_tokens": _INT32,
+        "max_tokens": _INT32 | None,
+        "stop_token_ids": list[token] | None,
+        "allowed_token_ids": list[token] | None,
+        "logprob_token_ids": list[token] | None,
+        "logit_bias": dict[token, float] | None,
+        _CONSTRAINT_FIELD: Raw,
+    }
+    for name, kind in narrower_types.items():
+        if name in types:  # releases differ
+            types[name] = kind
+    return _select_types(types)
+
+
+def _build_params(where: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Return vLLM's parameters.
+
+    Args:
+        where: their path in the request.
+        function: makes them of the other arguments.
+        args: for `function`.
+        options: for `function`.
+
+    Raises:
+        InputError: vLLM refuses them.
+    """
     try:
-        return kind(*args, **options)
+        return function(*args, **options)
     except InputError:
         raise
-    except Exception as error:  # vLLM's own kinds differ from version to version
-        where = f"{where}.{getattr(error, 'parameter', None) or ''}".rstrip(".")
-        got = str(error.args[0] if error.args else error).rstrip(".")
-        raise InputError(where, "parameters that vLLM takes", got) from None
+    except Exception as error:  # vLLM's kinds of errors differ from release to release
+        parameter = getattr(error, "parameter", None)
+        if parameter:
+            where = f"{where}.{parameter}"
+        reason = error.args[0] if error.args else error
+        raise InputError(where, "parameters that vLLM takes", str(reason).rstrip(".")) from None
+
+
+def _make_media_connector(config: Any) -> Any:
+    """Return vLLM's loader of media with the settings of a model config.
+
+    vLLM's own routes read the allowed hosts from the config, so a server without any gets
+    `NO_MEDIA_HOST` there, too.
+    """
+    config.allowed_media_domains = config.allowed_media_domains or [NO_MEDIA_HOST]
+    return MediaConnector(
+        media_io_kwargs=config.multimodal_config.media_io_kwargs,
+        allowed_local_media_path=config.allowed_local_media_path,
+        allowed_media_domains=config.allowed_media_domains,
+    )

@@ -12,10 +12,16 @@ from .protocol import Dropped
 
 
 class SessionItem(NamedTuple):
-    """One item: its modality, what it came as, its name for the cache, and the end of its
-    placeholders among the tokens."""
+    """One item of a session.
 
-    name: str
+    Attributes:
+        modality: its name.
+        value: the item as the parser of its modality returns it.
+        uuid: its name in the caches, if it has one.
+        stop: the end of its placeholders among the tokens of the history.
+    """
+
+    modality: str
     value: Any
     uuid: str | None = None
     stop: int = 0
@@ -25,7 +31,7 @@ class History(NamedTuple):
     """What the model has read and written since the window begins.
 
     Attributes:
-        keep: the most items after a slide; None without a window.
+        keep: the most items after the window has dropped something; None without a window.
         ids: the tokens.
         items: the items, in the order of their placeholders.
     """
@@ -34,60 +40,91 @@ class History(NamedTuple):
     ids: Sequence[int] = ()
     items: Sequence[SessionItem] = ()
 
-    def drop_until_fits(self, new: int, check: Callable[[History], object]) -> History:
-        """The history after which a message fits: this one, or what is left of it behind the first
-        item whose end leaves at most `keep` items, those of the message among them.
+    def drop_until_fits(self, num_new_items: int, check: Callable[[History], object]) -> History:
+        """Return the history after which a message fits.
+
+        That is this one; or, with a window, what remains of it behind the first item whose end
+        leaves at most `keep` items, those of the message among them.
 
         Args:
-            new: items of the message.
-            check: refuses a history that leaves no room for it.
+            num_new_items: number of items of the message.
+            check: raises `InputError` for a history that leaves no room for the message.
 
         Raises:
-            InputError: there is none; the error of the last one.
+            InputError: no history leaves room; the error for the shortest one.
         """
-        for number in range(len(self.items) + 1 if self.keep else 1):
-            cut = self.items[number - 1].stop if number else 0
-            # the engine tells where the items are once it has the message
-            left = self._replace(ids=self.ids[cut:], items=self.items[number:])
-            if number and left.items and len(left.items) + new > (self.keep or 0):
-                continue
+        last_drop = len(self.items) if self.keep else 0
+        for num_dropped in range(last_drop + 1):
+            history = self._drop_items(num_dropped)
+            if num_dropped and history.items and self.keep is not None:
+                if len(history.items) + num_new_items > self.keep:
+                    continue
             try:
-                check(left)
-                return left
+                check(history)
             except InputError as error:
-                refused = error
-        raise refused
+                refusal = error
+            else:
+                return history
+        raise refusal
 
-    def count_dropped(self, left: History) -> Dropped | None:
-        """The part of this history that `left` lacks; None if that is nothing."""
-        tokens = len(self.ids) - len(left.ids)
-        dropped = self.items[: len(self.items) - len(left.items)]
-        items = Counter(item.name for item in dropped)
-        return Dropped(tokens=tokens, items=dict(items)) if tokens else None
+    def _drop_items(self, number: int) -> History:
+        """Return the history behind the first items.
+
+        The items keep their ends in the longer history, which are wrong in this one: `locate_items`
+        sets them once the engine has the next message.
+        """
+        if not number:
+            return self
+        stop = self.items[number - 1].stop
+        return self._replace(ids=self.ids[stop:], items=self.items[number:])
+
+    def count_dropped(self, remaining: History) -> Dropped | None:
+        """Count the tokens and items of this history that `remaining` lacks; None for nothing."""
+        num_tokens = len(self.ids) - len(remaining.ids)
+        if not num_tokens:
+            return None
+        num_items = len(self.items) - len(remaining.items)
+        counts = Counter(item.modality for item in self.items[:num_items])
+        return Dropped(tokens=num_tokens, items=dict(counts))
 
 
 def group_by_modality(items: Iterable[SessionItem]) -> dict[str, list[SessionItem]]:
-    """Items by their modality."""
-    found: dict[str, list[SessionItem]] = {}
+    """Return items by modality, in the order in which they come."""
+    groups: dict[str, list[SessionItem]] = {}
     for item in items:
-        found.setdefault(item.name, []).append(item)
-    return found
+        groups.setdefault(item.modality, []).append(item)
+    return groups
 
 
 def locate_items(items: Iterable[SessionItem], rendered: Mapping[str, Any]) -> list[SessionItem]:
-    """The items of a rendered prompt, in the order of their placeholders."""
-    of, places = group_by_modality(items), rendered.get("mm_placeholders", {})
-    found = [
-        item._replace(stop=place.offset + place.length)
-        for name in places
-        for item, place in zip(of[name], places[name], strict=True)
-    ]
-    return sorted(found, key=lambda item: item.stop)
+    """Return the items of a rendered prompt with their ends, in the order of their placeholders.
+
+    Args:
+        items: in the order in which the prompt was made of them.
+        rendered: vLLM's prompt for the engine, with its `mm_placeholders`.
+    """
+    groups = group_by_modality(items)
+    located = []
+    for modality, ranges in rendered.get("mm_placeholders", {}).items():
+        for item, placeholder in zip(groups[modality], ranges, strict=True):
+            located.append(item._replace(stop=placeholder.offset + placeholder.length))
+    return sorted(located, key=_get_stop)
+
+
+def _get_stop(item: SessionItem) -> int:
+    return item.stop
 
 
 def merge_values(items: Sequence[SessionItem]) -> Any:
-    """The items of one modality as a caller writes them; embeddings, if all are, by their field."""
+    """Return the items of one modality as a caller sends them.
+
+    That is a list of items; or, if all of them are precomputed embeddings, a dict of their fields
+    with a list each.
+    """
     values = [item.value for item in items]
-    if all(isinstance(value, Embedding) for value in values):
-        return {field: [value[field] for value in values] for field in values[0]}
-    return values
+    if not all(isinstance(value, Embedding) for value in values):
+        return values
+    merged: dict[str, list[Any]] = {}
+    for field in values[0]:
+        merged[field] = [value[field] for value in values]
+    return merged

@@ -122,10 +122,10 @@ async def generate(asked: protocol.GenerateRequest, request: Request, state: Ser
     options = state.engine.parse_sampling_params(asked.sampling_params, state.limits)
     sampling = state.engine.make_sampling_params(options, output=output, stream=asked.stream)
     rank = request.headers.get(COPY)
-    prompt, name = await state.make_prompt(asked), f"mmgen-{uuid4().hex}"
+    prompt, name = await state.make_prompt(asked, asked), f"mmgen-{uuid4().hex}"
     copy = None if rank is None else decode_json(int, rank, COPY)
     fits = output is not None
-    outputs = state.engine.generate(prompt, sampling, name, copy, fits=fits)
+    outputs = state.engine.generate(prompt, sampling, name, data_parallel_rank=copy, must_fit=fits)
     events = _events(asked, outputs, Answer(output), id=name, model=model)
     # of a stream, too, so that a refusal still has its status
     first = await anext(events)

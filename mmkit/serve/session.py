@@ -2,19 +2,20 @@
 
 One message at a time: the client starts, receives a chunk of tokens, sends what comes next, and so
 on. The server says with every message how many tokens still fit, and refuses what does not fit
-before the engine sees it. `Session` is the connection: it waits for a message and, if one was
-taken, for the chunk after it. `_Conversation` is there once a start is answered.
+before the engine sees it.
+
+`Session` is the connection: it waits for a message and, if one was accepted, for the chunk after
+it. `Conversation` begins with the start message, and makes the chunks.
 """
 
 from __future__ import annotations
 
 import asyncio
-from asyncio import FIRST_COMPLETED, ensure_future
+from asyncio import FIRST_COMPLETED
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
@@ -23,7 +24,7 @@ from msgspec import structs
 
 from ..errors import InputError
 from . import errors, protocol
-from .decoding import decode_fields, run_in_thread_if_large
+from .decoding import SAMPLING_FIELD, decode_fields, run_in_thread_if_large
 from .errors import TooBusy
 from .history import History, SessionItem, group_by_modality, locate_items, merge_values
 from .protocol import NULL, ClientMessage
@@ -33,11 +34,37 @@ from .wire import parse_message
 NORMAL, GOING_AWAY, ERROR, RESTART, BUSY = 1000, 1001, 1011, 1012, 1013
 """Close codes of websockets."""
 
-_STOPS = "the server stops: open a new session elsewhere"
+Send = Callable[[Any], Awaitable[None]]
+"""Sends a message of `protocol.ServerMessage`."""
 
 
-class _End(Exception):
-    """The session ends. Its arguments are why, and the close code."""
+class SessionEnd(Exception):
+    """The session ends.
+
+    Attributes:
+        reason: why, for the client.
+        code: the close code.
+    """
+
+    def __init__(self, reason: str, code: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.code = code
+
+
+class Turn(NamedTuple):
+    """What an accepted message led to.
+
+    Attributes:
+        conversation: the new one after a start, or that of the session.
+        chunk: the answer.
+    """
+
+    conversation: Conversation
+    chunk: protocol.ChunkMessage
+
+
+# -- the connection --------------------------------------------------------------------------------
 
 
 class Session:
@@ -49,255 +76,408 @@ class Session:
     """
 
     def __init__(self, state: ServerState, socket: WebSocket) -> None:
-        self._state, self._socket = state, socket
+        self._state = state
+        self._socket = socket
         self._id = f"mmsession-{uuid4().hex}"
-        self._talk: _Conversation | None = None
-        # tokens that still fit, without a slide
+        self._conversation: Conversation | None = None
+        self._turn: asyncio.Task[Turn] | None = None
+        # tokens that still fit, without a slide of the window
         self._remaining = state.engine.max_model_len
 
     async def run(self) -> None:
-        """Serve the session until it ends; whatever ends it, its request is gone from the engine
-        then."""
+        """Serve the session until it ends.
+
+        Whatever ends it, its request is gone from the engine afterwards.
+        """
         await self._socket.accept()
-        with suppress(_End, TimeoutError, WebSocketDisconnect, RuntimeError, OSError):
+        # what goes wrong when the end is sent: the client is gone
+        with suppress(SessionEnd, TimeoutError, WebSocketDisconnect, RuntimeError, OSError):
             try:
                 async with self._state.open_session():
-                    await self._served()
-            except _End as end:
-                reason, code = end.args
+                    await self._serve()
+            except SessionEnd as end:
+                reason = end.reason
+                code = end.code
             except Exception as error:
-                code = _code(error)
-                reason = await self._refuse(error, fatal=True)
+                code = _choose_close_code(error)
+                reason = await self._send_error(error, fatal=True)
             await self._send(protocol.ClosedMessage(reason=reason, remaining=self._remaining))
             async with asyncio.timeout(self._state.limits.idle_seconds):
                 await self._socket.close(code)
 
-    async def _served(self) -> None:
-        """Read messages and answer them by chunks, or by refusals after which the session is as it
-        was. Ends by an exception; when the server stops, after the chunk that is under way."""
-        model, seconds = self._state.models[0], self._state.limits.idle_seconds
-        ready = protocol.ReadyMessage(session=self._id, model=model, remaining=self._remaining)
+    async def _serve(self) -> None:
+        """Receive messages, and answer each by a chunk or by a refusal.
+
+        While a chunk is made, the next message is received already: it may close the session, and
+        any other one is refused. After a refusal the session is as it was.
+
+        Raises:
+            SessionEnd: the session is over; when the server stops, after the current chunk.
+        """
+        ready = protocol.ReadyMessage(
+            session=self._id, model=self._state.models[0], remaining=self._remaining
+        )
         await self._send(ready)
-        reading: asyncio.Future[Any] = ensure_future(self._message())
-        stopping: asyncio.Future[Any] = ensure_future(self._state.stopping.wait())
-        turn: asyncio.Future[Any] | None = None
+        self._receiving = asyncio.create_task(self._receive())
+        self._stopping = asyncio.create_task(self._state.stop_event.wait())
         try:
             while True:
-                waiting, patience = [reading, turn or stopping], None if turn else seconds
-                done, _ = await asyncio.wait(waiting, timeout=patience, return_when=FIRST_COMPLETED)
-                if stopping in done:
-                    raise _End(_STOPS, RESTART)
-                if not done:
-                    raise _End(f"no message for {seconds:g} s", GOING_AWAY)
+                await self._wait_for_event()
                 try:
-                    if turn in done:
-                        answered, turn = turn, None
-                        self._talk, chunk = answered.result()
-                        self._remaining = chunk.remaining
-                        await self._send(chunk)
+                    if self._turn is not None and self._turn.done():
+                        await self._finish_turn(self._turn)
                     else:
-                        came, reading = reading, ensure_future(self._message())
-                        asked = came.result()
-                        if turn:
-                            expected = "none before the chunk is complete"
-                            remedy = "Wait for the chunk, or close the session."
-                            raise InputError("message", expected, _tag(asked), remedy)
-                        turn = ensure_future(self._turn(asked))
+                        self._begin_turn()
                 except Exception as error:
                     if not errors.is_callers_mistake(error):
                         raise
-                    await self._refuse(error, fatal=False)
+                    await self._send_error(error, fatal=False)
         finally:
-            stopping.cancel()
-            tasks = [task for task in (reading, turn) if task]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._cancel_tasks()
 
-    async def _refuse(self, error: Exception, *, fatal: bool) -> str:
-        """Tell an error; returns its sentence."""
-        info = errors.make_info(error, self._state.plan, "session")
-        told = protocol.ErrorMessage(error=info, fatal=fatal, remaining=self._remaining)
-        await self._send(told)
-        return info.message
+    async def _wait_for_event(self) -> None:
+        """Wait until a message is received, or the current turn is done.
+
+        Raises:
+            SessionEnd: no chunk is being made, and the server stops or the client is silent.
+        """
+        if self._turn is not None:
+            await asyncio.wait([self._receiving, self._turn], return_when=FIRST_COMPLETED)
+            return
+        seconds = self._state.limits.idle_seconds
+        done, _ = await asyncio.wait(
+            [self._receiving, self._stopping], timeout=seconds, return_when=FIRST_COMPLETED
+        )
+        if self._stopping in done:
+            raise SessionEnd("the server stops: open a new session elsewhere", RESTART)
+        if not done:
+            raise SessionEnd(f"no message for {seconds:g} s", GOING_AWAY)
+
+    def _begin_turn(self) -> None:
+        """Begin to answer the message that was received, and receive the next one.
+
+        Raises:
+            InputError: the message is malformed, or comes before the chunk is complete.
+            SessionEnd: the message is the last one.
+        """
+        receiving = self._receiving
+        self._receiving = asyncio.create_task(self._receive())
+        message = receiving.result()
+        if self._turn is not None:
+            expected = "none before the chunk is complete"
+            remedy = "Wait for the chunk, or close the session."
+            raise InputError("message", expected, _quote_tag(message), remedy)
+        self._turn = asyncio.create_task(self._answer(message))
+
+    async def _finish_turn(self, turn: asyncio.Task[Turn]) -> None:
+        """Send the chunk of a turn that is done.
+
+        Raises:
+            Exception: that of the turn, which has changed nothing then.
+        """
+        self._turn = None
+        self._conversation, chunk = turn.result()
+        self._remaining = chunk.remaining
+        await self._send(chunk)
+
+    async def _cancel_tasks(self) -> None:
+        """End what the session waits for; a request that is cancelled leaves the engine."""
+        self._stopping.cancel()
+        tasks: list[asyncio.Task[Any]] = [self._receiving]
+        if self._turn is not None:
+            tasks.append(self._turn)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _receive(self) -> Any:
+        """Return the next message, unless it is the last one.
+
+        Raises:
+            InputError: it is malformed.
+            TooLarge: it is beyond a limit.
+            SessionEnd: the client closes the session, or has left.
+        """
+        event = await self._socket.receive()
+        if event["type"] == "websocket.disconnect":
+            raise SessionEnd("the client left", NORMAL)
+        body = event.get("bytes")
+        if body is None:
+            body = event.pop("text").encode(errors="surrogatepass")
+        limits = self._state.limits
+        message = await run_in_thread_if_large(
+            len(body), parse_message, ClientMessage, body, "message", limits
+        )
+        if isinstance(message, protocol.CloseMessage):
+            raise SessionEnd("the client closed it", NORMAL)
+        return message
+
+    async def _answer(self, message: Any) -> Turn:
+        """Make the chunk after a message.
+
+        Raises:
+            InputError: the message is refused.
+        """
+        conversation = self._conversation
+        is_start = isinstance(message, protocol.StartMessage)
+        if conversation is None:
+            if not is_start:
+                raise InputError("type", '"start" at first', _quote_tag(message))
+            conversation = Conversation(self._state, message, self._id)
+        elif is_start:
+            raise InputError("type", '"next" or "close" after the start', _quote_tag(message))
+        chunk = await conversation.make_chunk(message, self._send)
+        return Turn(conversation, chunk)
 
     async def _send(self, message: Any) -> None:
-        """Send a message; a client that does not read for too long is gone."""
+        """Send a message; a client that does not read for too long counts as gone.
+
+        Raises:
+            SessionEnd: the client is gone.
+        """
         try:
             async with asyncio.timeout(self._state.limits.idle_seconds):
                 await self._socket.send_text(msgspec.json.encode(message).decode())
         except (TimeoutError, WebSocketDisconnect, RuntimeError, OSError):
-            raise _End("the client left", NORMAL) from None
+            raise SessionEnd("the client left", NORMAL) from None
 
-    async def _message(self) -> Any:
-        """The next message that is not the last one.
-
-        Raises:
-            InputError: a malformed one.
-        """
-        raw = await self._socket.receive()
-        if raw["type"] == "websocket.disconnect":
-            raise _End("the client left", NORMAL)
-        if (body := raw.get("bytes")) is None:
-            body = raw.pop("text").encode(errors="surrogatepass")
-        message = await run_in_thread_if_large(
-            len(body), parse_message, ClientMessage, body, "message", self._state.limits
-        )
-        if isinstance(message, protocol.CloseMessage):
-            raise _End("the client closed it", NORMAL)
-        return message
-
-    async def _turn(self, message: Any) -> tuple[_Conversation, protocol.ChunkMessage]:
-        """What the session is after a message, and its chunk."""
-        talk = self._talk
-        if isinstance(message, protocol.StartMessage) == (talk is not None):
-            expected = '"next" or "close" after the start' if talk else '"start" at first'
-            raise InputError("type", expected, _tag(message))
-        talk = talk or _Conversation(self._state, message, self._id)
-        return talk, await talk.chunk(message, self._send)
+    async def _send_error(self, error: Exception, *, fatal: bool) -> str:
+        """Send a refusal, and return its sentence."""
+        info = errors.make_info(error, self._state.plan, "session")
+        message = protocol.ErrorMessage(error=info, fatal=fatal, remaining=self._remaining)
+        await self._send(message)
+        return info.message
 
 
-def _code(error: Exception) -> int:
-    """The close code of a session that an error ends."""
+def _choose_close_code(error: Exception) -> int:
+    """Return the close code of a session that an error ends."""
     if isinstance(error, TooBusy):
         return BUSY
-    return RESTART if errors.is_end_of_server(error) else ERROR
+    if errors.is_end_of_server(error):
+        return RESTART
+    return ERROR
 
 
-def _tag(message: Any) -> str:
+def _quote_tag(message: Any) -> str:
+    """Return the type of a message, as errors show it."""
     return f'"{message.__struct_config__.tag}"'
 
 
-class _Conversation:
-    """What a session is once it has begun: its settings, and all that the model has read and
-    written. Each chunk is a request of its own, whose prompt is that; the engine has it in its
+# -- the conversation ------------------------------------------------------------------------------
+
+
+class ChunkPrompt(NamedTuple):
+    """What the model is to read for one chunk.
+
+    Attributes:
+        prompt: vLLM's prompt: the history and the message.
+        history: the part of the history in it.
+        items: those of the message.
+    """
+
+    prompt: dict[str, Any]
+    history: History
+    items: list[SessionItem]
+
+
+class Conversation:
+    """A session that has begun: its settings, and all that the model has read and written.
+
+    Each chunk is a request of its own, whose prompt is the whole history; the engine has it in its
     prefix cache.
+
+    Args:
+        state: the server's.
+        start: the first message.
+        session_id: the name of the session.
 
     Raises:
         InputError: the settings of the start are refused.
     """
 
-    def __init__(self, state: ServerState, start: Any, name: str) -> None:
-        self._state, self._engine, self._plan = state, state.engine, state.plan
-        self._name, self._copy = name, state.engine.next_data_parallel_rank()
+    def __init__(self, state: ServerState, start: protocol.StartMessage, session_id: str) -> None:
+        self._state = state
+        self._engine = state.engine
+        self._plan = state.plan
+        self._id = session_id
+        self._data_parallel_rank = state.engine.next_data_parallel_rank()
         state.resolve_model(start.model)
         self._output = state.find_output(start)
         self._sampling = self._engine.parse_sampling_params(start.sampling_params, state.limits)
         if self._sampling.get("n", 1) != 1:
-            raise InputError("sampling_params.n", "1 in a session", str(self._sampling["n"]))
+            raise InputError(f"{SAMPLING_FIELD}.n", "1 in a session", str(self._sampling["n"]))
         if self._plan.spec.decoder_prompt is not None:
             raise InputError("session", "a model without an encoder", "one with it")
         # without the items, whose bytes would stay in memory as long as the session
-        bare = dict.fromkeys(("items", "uuids", "sampling_params"), NULL)
-        self._start = structs.replace(start, prompt=None, **bare)
-        self._history = History(start.window and start.window.keep)
+        self._start = structs.replace(
+            start, prompt=None, items=NULL, uuids=NULL, sampling_params=NULL
+        )
+        keep = None
+        if start.window is not None:
+            keep = start.window.keep
+        self._history = History(keep)
         self._index = 0
 
-    async def chunk(
-        self, message: Any, tell: Callable[[Any], Awaitable[None]]
-    ) -> protocol.ChunkMessage:
-        """The chunk after a message.
+    async def make_chunk(self, message: Any, send: Send) -> protocol.ChunkMessage:
+        """Make the chunk after a message, and add both to the history.
 
         Args:
             message: the start or a next one.
-            tell: is given the tokens as they come, if the session streams.
+            send: sends the tokens as they come, if the session streams.
 
         Raises:
             InputError: the message is refused; nothing has changed.
         """
-        sampling = self._sampled(message)
-        prompt, left, new_items = await self._continued(message, sampling.max_tokens)
-        answer, text, logprobs = Answer(self._output), "", []
-        name = f"{self._name}-{self._index}"
-        outputs = self._engine.generate(prompt, sampling, name, self._copy, fits=True)
+        sampling = self._make_sampling_params(message)
+        prompt, history, new_items = await self._make_prompt(message, sampling.max_tokens)
+        answer = Answer(self._output)
+        text = ""
+        logprobs: list[dict[int, float]] = []
+        outputs = self._engine.generate(
+            prompt,
+            sampling,
+            f"{self._id}-{self._index}",
+            data_parallel_rank=self._data_parallel_rank,
+            must_fit=True,
+        )
         async with aclosing(outputs):
             async for rendered, output in outputs:
-                read = list(rendered["prompt_token_ids"])
-                if not answer.ids and read[: len(left.ids)] != list(left.ids):
-                    expected = "a spec that leaves placeholders that are whole as they are"
-                    raise InputError("session", expected, "another one")
-                new = await answer.make_choice(output.outputs[0])
-                text += new.text or ""
-                logprobs += new.logprobs or []
-                ids = [*read, *answer.ids[0]]
-                room = self._engine.max_model_len - len(ids)
-                told = {**structs.asdict(new), "index": self._index, "remaining": room}
-                if new.finish_reason is None and new.token_ids:
-                    await tell(protocol.TokensMessage(**told | {"logprobs": None}))
-        told |= {"token_ids": answer.ids[0], "text": text or None, "logprobs": logprobs or None}
-        slid = self._history.count_dropped(left)
-        self._history = left._replace(
-            ids=ids, items=locate_items([*left.items, *new_items], rendered)
+                prompt_ids = list(rendered["prompt_token_ids"])
+                if not answer.ids:
+                    _check_history_is_kept(history, prompt_ids)
+                choice = await answer.make_choice(output.outputs[0])
+                text += choice.text or ""
+                logprobs.extend(choice.logprobs or [])
+                ids = prompt_ids + answer.ids[0]
+                remaining = self._engine.max_model_len - len(ids)
+                if choice.finish_reason is None and choice.token_ids:
+                    fields = structs.asdict(choice)
+                    fields.update(index=self._index, logprobs=None)
+                    await send(protocol.TokensMessage(**fields, remaining=remaining))
+        fields = structs.asdict(choice)
+        fields.update(
+            index=self._index,
+            token_ids=answer.ids[0],
+            text=text or None,
+            logprobs=logprobs or None,
         )
+        chunk = protocol.ChunkMessage(
+            **fields,
+            remaining=remaining,
+            usage=answer.make_usage(output),
+            slid=self._history.count_dropped(history),
+        )
+        items = locate_items(list(history.items) + new_items, rendered)
+        self._history = history._replace(ids=ids, items=items)
         self._index += 1
-        return protocol.ChunkMessage(**told, usage=answer.make_usage(output), slid=slid)
+        return chunk
 
-    def _sampled(self, message: Any) -> Any:
-        """vLLM's sampling parameters of the chunk after a message."""
-        options = self._sampling
-        if (seed := options.get("seed")) is not None:
-            options = options | {"seed": seed ^ self._index}  # no chunk is drawn as another one
+    def _make_sampling_params(self, message: Any) -> Any:
+        """Return vLLM's sampling parameters of the chunk after a message."""
+        options = dict(self._sampling)
+        seed = options.get("seed")
+        if seed is not None:
+            # with the seed of the start, every chunk would be sampled as the first one
+            options["seed"] = seed ^ self._index
         if isinstance(message, protocol.NextMessage):
-            kinds, where = {"max_tokens": int | None}, "sampling_params"
-            options = options | decode_fields(message.sampling_params, kinds, where)
+            types = {"max_tokens": int | None}
+            options.update(decode_fields(message.sampling_params, types, SAMPLING_FIELD))
         sampling = self._engine.make_sampling_params(
             options, output=self._output, stream=self._start.stream
         )
         if sampling.max_tokens is None:
-            raise InputError("sampling_params.max_tokens", "a value", "none")
+            raise InputError(f"{SAMPLING_FIELD}.max_tokens", "a value", "none")
         return sampling
 
-    async def _continued(
-        self, message: Any, max_tokens: int
-    ) -> tuple[dict[str, Any], History, list[SessionItem]]:
-        """vLLM's prompt of the history and a message, if it fits.
-
-        Returns:
-            The prompt, the part of the history in it, and the items of the message.
+    async def _make_prompt(self, message: Any, max_tokens: int) -> ChunkPrompt:
+        """Return vLLM's prompt of the history and a message, if it fits.
 
         Raises:
             InputError: the message is refused.
         """
-        before = self._history
+        is_first = not self._history.ids
         prompt = await self._state.make_prompt(message, self._start)
-        written = prompt.pop("prompt") if "prompt" in prompt else prompt["prompt_token_ids"]
-        ids = await self._engine.tokenize(written, add_special_tokens=not before.ids)
-        if not ids and not before.ids:
+        if "prompt" in prompt:
+            text_or_ids = prompt.pop("prompt")
+        else:
+            text_or_ids = prompt["prompt_token_ids"]
+        ids = await self._engine.tokenize(text_or_ids, add_special_tokens=is_first)
+        if is_first and not ids:
             raise InputError("prompt", "at least one token in the first message", "none")
-        length = len(ids)
-        if self._start.window and ids:  # how long it is with all its placeholders
+        num_tokens = len(ids)
+        if self._start.window is not None and ids:
+            # with all its placeholders, since the window must make room for them
             rendered = await self._engine.render({**prompt, "prompt_token_ids": ids})
-            length = len(rendered["prompt_token_ids"])
-        data, uuids = prompt.pop("multi_modal_data", {}), prompt.pop("multi_modal_uuids", {})
-        new = await self._engine.run_on_item_thread(self._taken, data, uuids)
-        left = before.drop_until_fits(len(new), partial(self._check, length, new, max_tokens))
-        whole = group_by_modality([*left.items, *new])
-        prompt |= {
-            "prompt_token_ids": [*left.ids, *ids],
-            "multi_modal_data": {name: merge_values(own) for name, own in whole.items()},
-            "multi_modal_uuids": {name: [one.uuid for one in own] for name, own in whole.items()},
-        }
-        return prompt, left, new
+            num_tokens = len(rendered["prompt_token_ids"])
+        data = prompt.pop("multi_modal_data", {})
+        uuids = prompt.pop("multi_modal_uuids", {})
+        new_items = await self._engine.run_on_item_thread(self._parse_items, data, uuids)
 
-    def _taken(self, data: Mapping[str, Any], uuids: Mapping[str, Any]) -> list[SessionItem]:
-        """The items of a message, as they came."""
-        items: list[SessionItem] = []
-        for name, sent in data.items():
-            taken = self._plan.modalities[name].parser.parse(sent, self._plan.hidden_size)
-            names = uuids.get(name) or [None] * taken.total
-            if len(names) != taken.total:
-                raise InputError(f"uuids.{name}", f"{taken.total} names", str(len(names)))
-            items += map(partial(SessionItem, name), taken.values, names)
+        def check(history: History) -> None:
+            self._check_room(history, num_tokens, max_tokens)
+            self._check_item_counts(list(history.items) + new_items)
+
+        history = self._history.drop_until_fits(len(new_items), check)
+        items = group_by_modality(list(history.items) + new_items)
+        prompt["prompt_token_ids"] = list(history.ids) + ids
+        prompt["multi_modal_data"] = {}
+        prompt["multi_modal_uuids"] = {}
+        for name, group in items.items():
+            prompt["multi_modal_data"][name] = merge_values(group)
+            prompt["multi_modal_uuids"][name] = [item.uuid for item in group]
+        return ChunkPrompt(prompt, history, new_items)
+
+    def _parse_items(self, data: Mapping[str, Any], uuids: Mapping[str, Any]) -> list[SessionItem]:
+        """Return the items of a message, in canonical form.
+
+        Args:
+            data: as in ``multi_modal_data``.
+            uuids: of each modality the names of the items, if they have names.
+
+        Raises:
+            InputError: an item is malformed, or there are more or fewer names than items.
+        """
+        items = []
+        for modality, modality_data in data.items():
+            parser = self._plan.modalities[modality].parser
+            parsed = parser.parse(modality_data, self._plan.hidden_size)
+            names = uuids.get(modality) or [None] * parsed.total
+            if len(names) != parsed.total:
+                expected = f"{parsed.total} names"
+                raise InputError(f"uuids.{modality}", expected, str(len(names)))
+            for value, uuid in zip(parsed.values, names, strict=True):
+                items.append(SessionItem(modality, value, uuid))
         return items
 
-    def _check(self, length: int, new: list[SessionItem], max_tokens: int, left: History) -> None:
-        """Refuse a message that goes beyond the model's context or its limits on items."""
-        room = self._engine.max_model_len - len(left.ids)
-        if length + max_tokens > room:
+    def _check_room(self, history: History, num_tokens: int, max_tokens: int) -> None:
+        """Refuse a message that goes beyond the model's context after a history.
+
+        Args:
+            history: the part that remains.
+            num_tokens: number of tokens of the message.
+            max_tokens: the most tokens of the chunk after it.
+        """
+        room = self._engine.max_model_len - len(history.ids)
+        if num_tokens + max_tokens > room:
             expected = f"at most {room} more tokens"
-            got = f"{length} of the prompt and max_tokens={max_tokens}"
+            got = f"{num_tokens} of the prompt and max_tokens={max_tokens}"
             remedy = "Ask for less, or start a new session."
-            raise InputError("sampling_params.max_tokens", expected, got, remedy)
-        for name, count in Counter(item.name for item in (*left.items, *new)).items():
-            parser = self._plan.modalities[name].parser
-            parser.check_count(count, self._engine.most_items.get(name))
+            raise InputError(f"{SAMPLING_FIELD}.max_tokens", expected, got, remedy)
+
+    def _check_item_counts(self, items: list[SessionItem]) -> None:
+        """Refuse more items than one request may have."""
+        counts = Counter(item.modality for item in items)
+        for modality, count in counts.items():
+            parser = self._plan.modalities[modality].parser
+            parser.check_count(count, self._engine.most_items.get(modality))
+
+
+def _check_history_is_kept(history: History, prompt_ids: list[int]) -> None:
+    """Refuse a session whose spec changes placeholders that are whole.
+
+    The history then does not begin the prompt, so its items are elsewhere.
+    """
+    num_tokens = len(history.ids)
+    if prompt_ids[:num_tokens] != list(history.ids):
+        expected = "a spec that leaves placeholders that are whole as they are"
+        raise InputError("session", expected, "another one")

@@ -1,4 +1,4 @@
-"""The state that the routes of one server share, and what it makes of a message: vLLM's prompt."""
+"""The state that the routes of one server share, and what it makes of a request: vLLM's prompt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Raw
 
@@ -23,27 +23,43 @@ from .protocol import Choice, Limits, OutputInfo, PromptTokensDetails, Usage
 from .wire import Decoder, describe_modality, encode_value, list_embeds_fields
 
 
+def find_state(app: Any) -> ServerState | None:
+    """Return the state of a server from its application; None for a model without a spec."""
+    return getattr(app.state, "mmkit", None)
+
+
 class ServerState:
     """The model, the limits and the open sessions of one server.
 
-    Attributes:
+    Args:
         engine: vLLM.
-        limits: what one client may ask.
+        limits: what one client may ask for.
         models: the names under which the model is served.
         origins: of the pages that may open websockets; ``*`` for any.
+
+    Attributes:
+        engine: see above.
+        limits: see above.
+        models: see above.
+        origins: see above.
+        plan: the spec, bound to the model.
         message_modalities: the modalities that have a content part of their own in messages.
         is_stopping: whether the server has the order to stop, and takes no more requests.
-        stopping: is set soon afterwards, for those who wait for it.
+        stop_event: is set soon afterwards, for tasks that wait for it.
     """
 
     def __init__(
         self, engine: Engine, limits: Limits, models: list[str], origins: Iterable[str] = "*"
     ) -> None:
-        self.engine, self.limits, self.models = engine, limits, models
-        self.plan, self.origins = engine.plan, frozenset(origins)
+        self.engine = engine
+        self.limits = limits
+        self.models = models
+        self.plan = engine.plan
+        self.origins = frozenset(origins)
         self.message_modalities = modalities(engine.plan.spec)
-        self._places = asyncio.Semaphore(limits.sessions)
-        self.is_stopping, self.stopping = False, asyncio.Event()
+        self.is_stopping = False
+        self.stop_event = asyncio.Event()
+        self._session_slots = asyncio.Semaphore(limits.sessions)
         self._loop = asyncio.get_running_loop()
 
     # -- the server --------------------------------------------------------------------------------
@@ -52,99 +68,167 @@ class ServerState:
         """Take no more requests. Can be called again, and from any thread."""
         self.is_stopping = True  # at once: the next step of vLLM's may break a request
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.stopping.set)
+            self._loop.call_soon_threadsafe(self.stop_event.set)
 
     @cached_property
     def description(self) -> protocol.Modalities:
-        """The modalities, outputs and limits of the model; made once, on vLLM's thread for items,
-        because it processes the largest ones."""
-        allowed, plan = self.engine.most_items, self.plan
+        """The modalities, outputs and limits of the model.
+
+        Made once, on vLLM's thread for items, because it processes the largest ones.
+        """
+        plan = self.plan
+        modality_infos = []
+        for name, modality in plan.modalities.items():
+            modality_infos.append(describe_modality(modality, self.engine.most_items.get(name)))
+        outputs = []
+        for output in plan.outputs.values():
+            shape = list(output.shape)
+            info = OutputInfo(
+                name=output.name, tokens=output.num_tokens, shape=shape, dtype=output.dtype
+            )
+            outputs.append(info)
         return protocol.Modalities(
             model=self.models[0],
             spec=plan.spec.name,
             vocab_size=plan.vocab_size,
             max_model_len=self.engine.max_model_len,
             text=self.engine.has_tokenizer,
-            modalities=[
-                describe_modality(of, allowed.get(name)) for name, of in plan.modalities.items()
-            ],
-            outputs=[
-                OutputInfo(name=of.name, tokens=of.num_tokens, shape=[*of.shape], dtype=of.dtype)
-                for of in plan.outputs.values()
-            ],
+            modalities=modality_infos,
+            outputs=outputs,
             limits=self.limits,
         )
 
     @asynccontextmanager
     async def open_session(self) -> AsyncIterator[None]:
-        """A context in which one more session is open.
+        """Count one more open session within the block.
 
         Raises:
             TooBusy: there are as many as may be.
         """
-        if self._places.locked():
+        if self._session_slots.locked():
             expected = f"at most {self.limits.sessions} open at once"
             raise TooBusy("session", expected, "one more", "Try again later.")
-        async with self._places:
+        async with self._session_slots:
             with SESSIONS.track_inprogress():
                 yield
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def resolve_model(self, asked: str | None) -> str:
-        """The name of the model that a request asks for.
+    def resolve_model(self, name: str | None) -> str:
+        """Return the name of the model that a request asks for.
+
+        Args:
+            name: from the request; None for the first name.
 
         Raises:
-            InputError: another one.
+            InputError: the server has no such model.
         """
-        if asked is not None and asked not in self.models:
-            raise InputError("model", f"one of {', '.join(self.models)}", quote(asked))
-        return asked or self.models[0]
+        if name is None:
+            return self.models[0]
+        if name not in self.models:
+            raise InputError("model", f"one of {', '.join(self.models)}", quote(name))
+        return name
 
-    def find_output(self, asked: protocol.Generating) -> Any:
-        """The output that a request asks for; None without one.
+    def find_output(self, request: protocol.Generating) -> BoundOutput | None:
+        """Return the output that a request asks for; None without one.
 
         Raises:
-            InputError: an unknown output.
+            InputError: the spec has no such output.
         """
-        known = self.plan.outputs
-        if asked.output is not None and asked.output not in known:
-            expected = f"one of {', '.join(known)}" if known else "none, as the spec declares none"
-            raise InputError("output", expected, quote(asked.output))
-        return known.get(asked.output or "")
+        if request.output is None:
+            return None
+        outputs = self.plan.outputs
+        if request.output not in outputs:
+            expected = "none, as the spec declares none"
+            if outputs:
+                expected = f"one of {', '.join(outputs)}"
+            raise InputError("output", expected, quote(request.output))
+        return outputs[request.output]
 
     def make_incoming(
         self, field: str = "", places: Sequence[Places] = (), *, begins_twice: bool = False
     ) -> Incoming:
-        """What vLLM's functions are to know of a new request; see `Incoming`."""
+        """Return what vLLM's functions are to know of a new request; see `Incoming`."""
 
-        def refuse_pixels() -> InputError:
+        def make_pixel_error() -> InputError:
             return self.limits.make_error(field or "body", "pixels", "pixels in one request")
 
-        return Incoming(self.limits.pixels, refuse_pixels, field, places, begins_twice)
+        return Incoming(self.limits.pixels, make_pixel_error, field, places, begins_twice)
 
-    async def make_prompt(self, asked: protocol.Prompted, settings: Any = None) -> dict[str, Any]:
-        """vLLM's prompt of a request or session message; without one, the placeholders of its
-        items.
+    async def make_prompt(
+        self, message: protocol.Prompted, settings: protocol.Generating
+    ) -> dict[str, Any]:
+        """Return vLLM's prompt of a request, or of a message of a session.
+
+        A message without a prompt gets the targets of its items as the prompt.
 
         Args:
-            asked: the message.
-            settings: the message that has `mm_processor_kwargs` and `cache_salt`; `asked` by
-                default.
+            message: it has the prompt and the items.
+            settings: it has `mm_processor_kwargs` and `cache_salt`: the request, or the start of
+                the session.
 
         Raises:
             InputError: items, ids or names that the model does not take.
+            TooLarge: the items are beyond a limit.
         """
-        settings = settings or asked
         if settings.mm_processor_kwargs and not self.engine.trust_kwargs:
             remedy = "They can make a request costly: --trust-request-mm-kwargs allows them."
             raise InputError("mm_processor_kwargs", "none", "some", remedy)
-        data, uuids = await asyncio.to_thread(self._items, asked)
-        written: Any = asked.prompt
-        if isinstance(written, str) and not self.engine.has_tokenizer:
+        data, uuids = await asyncio.to_thread(self._decode_items, message)
+        text_or_ids: Any = message.prompt
+        if isinstance(text_or_ids, str) and not self.engine.has_tokenizer:
             raise InputError("prompt", "token ids, since the server has no tokenizer", "a text")
-        if isinstance(written, list):
-            self.plan.check_ids(written)
+        if isinstance(text_or_ids, list):
+            self.plan.check_ids(text_or_ids)
+        await self._load_media(data)
+        if text_or_ids is None:
+            text_or_ids = await self.engine.run_on_item_thread(self.plan.spell, data)
+        prompt: dict[str, Any] = {}
+        if isinstance(text_or_ids, str):
+            prompt["prompt"] = text_or_ids
+        else:
+            prompt["prompt_token_ids"] = text_or_ids
+        if data:
+            prompt["multi_modal_data"] = data
+        if uuids:
+            prompt["multi_modal_uuids"] = uuids
+        if settings.mm_processor_kwargs:
+            prompt["mm_processor_kwargs"] = settings.mm_processor_kwargs
+        if settings.cache_salt:
+            prompt["cache_salt"] = settings.cache_salt
+        return prompt
+
+    def _decode_items(self, message: protocol.Prompted) -> MessageItems:
+        """Return the items of a message, whose media are still to be loaded.
+
+        Raises:
+            InputError: an unknown modality, malformed uuids or items, or too many of them.
+            TooLarge: the items are beyond a limit.
+        """
+        raw_items = decode_fields(message.items, dict.fromkeys(self.plan.modalities, Raw), "items")
+        uuid_types = dict.fromkeys(raw_items, list[str | None] | None)
+        raw_uuids = decode_fields(message.uuids, uuid_types, "uuids")
+        decoder = Decoder(self.limits)
+        data = {}
+        for name, raw in raw_items.items():
+            modality = self.plan.modalities[name]
+            embeds_fields = list_embeds_fields(modality)
+            value = decoder.decode_items(raw, f"items.{name}", modality.item, embeds_fields)
+            rows_or_items = value
+            if isinstance(value, dict):  # precomputed embeddings: their first field
+                rows_or_items = next(iter(value.values()))
+            if isinstance(rows_or_items, list):
+                most_items = self.engine.most_items.get(name)
+                modality.parser.check_count(len(rows_or_items), most_items)
+            data[name] = value
+        uuids = {}
+        for name, names in raw_uuids.items():
+            if names is not None:
+                uuids[name] = names
+        return MessageItems(data, uuids)
+
+    async def _load_media(self, data: dict[str, Any]) -> None:
+        """Load the media of a message in place, within the limit on pixels."""
         # each message of a session has a budget of its own
         token = REQUEST.set(self.make_incoming())
         try:
@@ -152,33 +236,18 @@ class ServerState:
                 data[name] = await self.engine.load_media(value, f"items.{name}")
         finally:
             REQUEST.reset(token)
-        if written is None:
-            written = await self.engine.run_on_item_thread(self.plan.spell, data)
-        prompt = {
-            "multi_modal_data": data,
-            "multi_modal_uuids": uuids,
-            "mm_processor_kwargs": settings.mm_processor_kwargs,
-            "cache_salt": settings.cache_salt,
-        }
-        key = "prompt" if isinstance(written, str) else "prompt_token_ids"
-        return {key: written, **{name: value for name, value in prompt.items() if value}}
 
-    def _items(self, asked: protocol.Prompted) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The items and the uuids of a message, names first, then counts; media are still to be
-        loaded."""
-        sent = decode_fields(asked.items, dict.fromkeys(self.plan.modalities, Raw), "items")
-        uuids = decode_fields(asked.uuids, dict.fromkeys(sent, list[str | None] | None), "uuids")
-        decoder, data = Decoder(self.limits), {}
-        for name, raw in sent.items():
-            modality = self.plan.modalities[name]
-            value = decoder.decode_items(
-                raw, f"items.{name}", modality.item, list_embeds_fields(modality)
-            )
-            values = next(iter(value.values())) if isinstance(value, dict) else value
-            if isinstance(values, list):
-                modality.parser.check_count(len(values), self.engine.most_items.get(name))
-            data[name] = value
-        return data, {name: names for name, names in uuids.items() if names is not None}
+
+class MessageItems(NamedTuple):
+    """The items of a request, or of a message of a session.
+
+    Attributes:
+        data: as in ``multi_modal_data``.
+        uuids: of each modality the names of its items, if they have names.
+    """
+
+    data: dict[str, Any]
+    uuids: dict[str, list[str | None]]
 
 
 # -- answers ---------------------------------------------------------------------------------------
@@ -187,49 +256,62 @@ class ServerState:
 class Answer:
     """vLLM's answer to a request, as it grows.
 
-    Attributes:
-        ids: what was generated, by the number of the choice.
-
     Args:
-        output: of the spec, that is asked for; None without one.
+        output: of the spec, if the request asks for one.
+
+    Attributes:
+        ids: the generated ids, by the number of the choice.
     """
 
     def __init__(self, output: BoundOutput | None = None) -> None:
-        self.ids = defaultdict[int, list[int]](list)
+        self.ids: defaultdict[int, list[int]] = defaultdict(list)
         self._output = output
 
     async def make_choice(self, part: Any) -> Choice:
-        """What is new in one of the answers of one of vLLM's outputs.
+        """Return what is new in one of the completions of one of vLLM's outputs.
 
         Raises:
-            InputError: ids that are not the output that is asked for.
+            InputError: the ids are not the output that the request asks for.
             SpecError: a function of the spec that decodes it fails.
         """
         self.ids[part.index] += part.token_ids
         produced = None
         if self._output is not None and part.finish_reason in ("stop", "length"):
-            # in a thread, since that may take its time
-            array = await asyncio.to_thread(self._output.decode, self.ids[part.index])
-            produced = protocol.Produced(
-                name=self._output.name, tensor=encode_value(array, "output")
-            )
-        logprobs = [{token: of.logprob for token, of in at.items()} for at in part.logprobs or ()]
+            produced = await self._decode_output(self._output, self.ids[part.index])
         return Choice(
             index=part.index,
             token_ids=list(part.token_ids),
             text=part.text or None,
             finish_reason=part.finish_reason,
             stop_reason=part.stop_reason,
-            logprobs=logprobs or None,
+            logprobs=_convert_logprobs(part.logprobs),
             produced=produced,
         )
 
+    async def _decode_output(self, output: BoundOutput, ids: list[int]) -> protocol.Produced:
+        """Return an output of the spec; in a thread, since decoding may take its time."""
+        array = await asyncio.to_thread(output.decode, ids)
+        return protocol.Produced(name=output.name, tensor=encode_value(array, "output"))
+
     def make_usage(self, last: Any) -> Usage:
-        """Token counts, after the last of vLLM's outputs."""
-        prompt, generated = len(last.prompt_token_ids), sum(map(len, self.ids.values()))
+        """Count tokens, after the last of vLLM's outputs."""
+        num_prompt_tokens = len(last.prompt_token_ids)
+        num_generated_tokens = 0
+        for ids in self.ids.values():
+            num_generated_tokens += len(ids)
         return Usage(
-            prompt_tokens=prompt,
-            completion_tokens=generated,
-            total_tokens=prompt + generated,
+            prompt_tokens=num_prompt_tokens,
+            completion_tokens=num_generated_tokens,
+            total_tokens=num_prompt_tokens + num_generated_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=last.num_cached_tokens or 0),
         )
+
+
+def _convert_logprobs(logprobs: Any) -> list[dict[int, float]] | None:
+    """Return vLLM's logprobs as numbers: of each new token, those of the likeliest ids."""
+    if not logprobs:
+        return None
+    converted = []
+    for position in logprobs:
+        converted.append({token: logprob.logprob for token, logprob in position.items()})
+    return converted
