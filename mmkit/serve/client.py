@@ -22,16 +22,23 @@ from websockets.sync.client import connect
 
 from ..errors import InputError, MmkitError
 from . import protocol
+from .decoding import SAMPLING_FIELD
 from .protocol import Generation, ServerMessage
 from .wire import encode
 
 __all__ = ["Client", "RequestError", "ServerGone", "Session"]
 
 T = TypeVar("T")
+
+GOODBYE_SECONDS = 5.0
+"""Seconds for which a client waits for the server's last message when it closes a session."""
+
+MAX_BODY_CHARS = 200
+"""Characters of an unexpected body that an error shows."""
+
 _CLOSE = '{"type": "close"}'
-_GOODBYE_SECONDS = 5.0
-_SHOWN = 200
 _REMEDY = "Check the api_key, and that it is a server of mmkit for a model with a spec."
+
 # A connection for each request: vLLM's server closes idle ones after 5 s, and on a busy machine a
 # request on a kept one meets that moment and is lost.
 _CONNECTIONS = httpx.Limits(max_connections=100, max_keepalive_connections=0)
@@ -51,12 +58,16 @@ class RequestError(MmkitError):
     ) -> None:
         super().__init__(message)
         self.where = param or ""
-        self.code, self.param, self.type = code, param, type
+        self.code = code
+        self.param = param
+        self.type = type
 
 
 class ServerGone(MmkitError):
-    """No server of mmkit at the address, or one that went away or fell silent before the answer was
-    complete."""
+    """The server is not there, went away, or fell silent before its answer was complete."""
+
+
+# -- requests --------------------------------------------------------------------------------------
 
 
 class Client(AbstractContextManager["Client"]):
@@ -75,8 +86,11 @@ class Client(AbstractContextManager["Client"]):
     def __init__(
         self, base_url: str, *, api_key: str | None = None, timeout: float | None = 60.0
     ) -> None:
-        self._base, self.timeout = base_url.rstrip("/"), timeout
-        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._base_url = base_url.rstrip("/")
+        self.timeout = timeout
+        self.headers = {}
+        if api_key:
+            self.headers["Authorization"] = f"Bearer {api_key}"
         self._http = httpx.Client(headers=self.headers, timeout=timeout, limits=_CONNECTIONS)
 
     def __exit__(self, *error: object) -> None:
@@ -87,11 +101,11 @@ class Client(AbstractContextManager["Client"]):
         self._http.close()
 
     def modalities(self) -> protocol.Modalities:
-        """The modalities and outputs of the served model, and the limits of the server."""
-        return self._ask(protocol.Modalities, "GET", "modalities")
+        """Return the modalities and outputs of the served model, and the limits of the server."""
+        return self._request(protocol.Modalities, "GET", "modalities")
 
     def generate(self, prompt: Any = None, items: Any = None, **options: Any) -> Generation:
-        """One request, answered as a whole.
+        """Send one request, and return its whole answer.
 
         Args:
             prompt: a text, or token ids (tokens,).
@@ -101,28 +115,31 @@ class Client(AbstractContextManager["Client"]):
             options: fields of `protocol.GenerateRequest`, and of vLLM's `SamplingParams`.
         """
         body = build_request(protocol.GenerateRequest, prompt, items, options)
-        return self._ask(Generation, "POST", "generate", body)
+        return self._request(Generation, "POST", "generate", body)
 
     def stream(self, prompt: Any = None, items: Any = None, **options: Any) -> Iterator[Generation]:
-        """`generate` as a stream: yields an event per step; the last one has the usage. The first
-        one sends the request and raises its error; closing the generator ends the request."""
-        body = build_request(protocol.GenerateRequest, prompt, items, {**options, "stream": True})
-        with self._answer("POST", "generate", body) as response:
-            url, rest = str(response.url), b""
-            for part in response.iter_bytes():
-                # httpx splits lines at U+2028 and others, too, which JSON texts may hold
-                *lines, rest = (rest + part).split(b"\n")
-                for data in (line[5:].strip() for line in lines if line[:5] == b"data:"):
-                    if data == b"[DONE]":
-                        return
-                    if error := _told(data):
-                        raise error
-                    yield _parsed(Generation, data, url)
+        """Send one request, and yield its answer as it grows; the last event has the usage.
+
+        The first event sends the request and raises its error; closing the generator ends the
+        request. The arguments are those of `generate`.
+        """
+        options["stream"] = True
+        body = build_request(protocol.GenerateRequest, prompt, items, options)
+        with self._open_response("POST", "generate", body) as response:
+            url = str(response.url)
+            for data in _iterate_events(response):
+                if data == b"[DONE]":
+                    return
+                error = _parse_error(data)
+                if error is not None:
+                    raise error
+                yield _parse_answer(Generation, data, url)
         raise ServerGone(url, "[DONE] at the end of a stream", "none", "See the server's log.")
 
     def session(self, prompt: Any = None, items: Any = None, **options: Any) -> Session:
-        """A generation that continues with more items, chunk by chunk: ``with client.session(...)
-        as session``.
+        """Open a session: a generation that continues with more items, chunk by chunk.
+
+        For example ``with client.session(...) as session``.
 
         Args:
             prompt: the prompt of the first chunk, as in `generate`.
@@ -131,40 +148,46 @@ class Client(AbstractContextManager["Client"]):
                 `max_tokens` is required without an `output`; and `on_tokens`, a function, called
                 with the new tokens of a chunk before the chunk is complete.
         """
-        if on_tokens := options.pop("on_tokens", None):
+        on_tokens = options.pop("on_tokens", None)
+        if on_tokens:
             options["stream"] = True
         start = build_request(protocol.StartMessage, prompt, items, options).decode()
-        return Session(self, f"ws{self._url('session')[4:]}", start, on_tokens)
+        url = self._make_url("session").removeprefix("http")
+        return Session(self, f"ws{url}", start, on_tokens)
 
-    def _url(self, name: str) -> str:
-        return f"{self._base}/v1/mm/{name}"
+    def _make_url(self, route: str) -> str:
+        return f"{self._base_url}/v1/mm/{route}"
 
-    def _ask(self, kind: type[T], method: str, name: str, body: bytes = b"") -> T:
-        with self._answer(method, name, body) as response:
-            answer: T = _parsed(kind, response.read(), self._url(name))
+    def _request(self, kind: type[T], method: str, route: str, body: bytes = b"") -> T:
+        """Send a request, and return its answer as a value of some type."""
+        with self._open_response(method, route, body) as response:
+            answer: T = _parse_answer(kind, response.read(), self._make_url(route))
         return answer
 
     @contextmanager
-    def _answer(self, method: str, name: str, body: bytes) -> Iterator[httpx.Response]:
-        """The answer to a request, which is to be read while the block runs."""
-        url = self._url(name)
-        with self.failures(url), self._http.stream(method, url, content=body) as response:
+    def _open_response(self, method: str, route: str, body: bytes) -> Iterator[httpx.Response]:
+        """Send a request; the answer is to be read within the block."""
+        url = self._make_url(route)
+        with self.convert_errors(url), self._http.stream(method, url, content=body) as response:
             if not response.is_success:
-                raise _refused(response.status_code, response.read(), url)
+                raise _make_refusal(response.status_code, response.read(), url)
             yield response
 
     @contextmanager
-    def failures(self, url: str) -> Iterator[None]:
-        """A context that turns failures of the connection into errors of this module."""
+    def convert_errors(self, url: str) -> Iterator[None]:
+        """Turn failures of the connection within the block into errors of this module."""
         try:
             yield
         except InvalidStatus as error:
             response = error.response
-            raise _refused(response.status_code, bytes(response.body or b""), url) from None
+            raise _make_refusal(response.status_code, bytes(response.body or b""), url) from None
         except (httpx.HTTPError, httpx.InvalidURL, WebSocketException, OSError) as error:
             got = f"{type(error).__name__} ({str(error).rstrip('.')})"
             remedy = "See if the server runs, and its log."
             raise ServerGone(url, "an answer", got, remedy) from None
+
+
+# -- sessions --------------------------------------------------------------------------------------
 
 
 class Session(AbstractContextManager["Session"]):
@@ -181,23 +204,28 @@ class Session(AbstractContextManager["Session"]):
     def __init__(
         self, client: Client, url: str, start: str, on_tokens: Callable[[Any], object] | None
     ) -> None:
-        self._client, self._url, self._on_tokens = client, url, on_tokens
-        self._is_idle, self.remaining, timeout = False, 0, client.timeout
-        with client.failures(url):
+        self._client = client
+        self._url = url
+        self._on_tokens = on_tokens
+        self._is_idle = False
+        self.remaining = 0
+        timeout = client.timeout
+        with client.convert_errors(url):
             self._socket: Any = connect(
                 url,
                 additional_headers=client.headers,
                 open_timeout=timeout,
                 ping_timeout=timeout,
-                close_timeout=_GOODBYE_SECONDS,
+                close_timeout=GOODBYE_SECONDS,
                 compression=None,  # base64 of floats hardly shrinks
                 max_size=None,
                 max_queue=None,  # a full one would hold up the end of a session
             ).__enter__()
         try:
-            ready = self._answer(protocol.ReadyMessage, timeout)
-            self.id, self.model = ready.session, ready.model
-            self.first = self._ask(start, protocol.ChunkMessage, timeout)
+            ready = self._receive(protocol.ReadyMessage, timeout)
+            self.id = ready.session
+            self.model = ready.model
+            self.first = self._request(start, protocol.ChunkMessage, timeout)
         except BaseException:
             self.close()
             raise
@@ -217,29 +245,33 @@ class Session(AbstractContextManager["Session"]):
             RequestError: the server refused the message. The session is as it was before, unless
                 the next call raises `ServerGone`.
             ServerGone: the session is over.
-            InputError: an item without a form on the wire.
+            InputError: an item has no form on the wire.
         """
         message = build_request(protocol.NextMessage, prompt, items, options).decode()
-        return self._ask(message, protocol.ChunkMessage, self._client.timeout)
+        return self._request(message, protocol.ChunkMessage, self._client.timeout)
 
     def close(self) -> None:
         """End the session, and wait until the server has released it. Can be called again."""
         with self._socket, suppress(MmkitError):  # the session ends in any case
-            self._ask(_CLOSE, protocol.ClosedMessage, _GOODBYE_SECONDS)
+            self._request(_CLOSE, protocol.ClosedMessage, GOODBYE_SECONDS)
 
-    def _ask(self, text: str, expected: type[T], seconds: float | None) -> T:
+    def _request(self, text: str, expected: type[T], seconds: float | None) -> T:
+        """Send a message, and return the message of the server after which the session is idle."""
         if not self._is_idle:
-            at_rest = "a session whose last chunk is whole"
-            raise ServerGone(self._url, at_rest, "another", "Open a new one.")
-        self._is_idle = False  # also after a wait that was interrupted
+            idle = "a session whose last chunk is whole"
+            raise ServerGone(self._url, idle, "another", "Open a new one.")
+        # If the wait is interrupted, the answer is still to come, and no later call may get it.
+        self._is_idle = False
         with suppress(ConnectionClosed):  # the server's last messages are still to be read
             self._socket.send(text)
-        return self._answer(expected, seconds)
+        return self._receive(expected, seconds)
 
-    def _answer(self, expected: type[T], seconds: float | None) -> T:
+    def _receive(self, expected: type[T], seconds: float | None) -> T:
+        """Return the next message of a type; tokens go to the caller's function."""
         while True:
-            with self._client.failures(self._url):
-                message: Any = _parsed(ServerMessage, self._socket.recv(seconds), self._url)
+            with self._client.convert_errors(self._url):
+                text = self._socket.recv(seconds)
+                message: Any = _parse_answer(ServerMessage, text, self._url)
             self.remaining = message.remaining
             if isinstance(message, expected):
                 self._is_idle = True
@@ -248,7 +280,7 @@ class Session(AbstractContextManager["Session"]):
                 self._on_tokens(message)
             elif isinstance(message, protocol.ErrorMessage):
                 self._is_idle = not message.fatal
-                raise RequestError(**msgspec.structs.asdict(message.error))
+                raise _make_request_error(message.error)
             elif isinstance(message, protocol.ClosedMessage):
                 got = f"the end of the session ({message.reason})"
                 raise ServerGone(self._url, "an answer", got, "Open a new one.")
@@ -258,49 +290,95 @@ class Session(AbstractContextManager["Session"]):
 
 
 def build_request(kind: Any, prompt: Any, items: Any, options: Mapping[str, Any]) -> bytes:
-    """A message of some kind in JSON. Options that are none of its fields are sampling parameters.
+    """Return a message of some type in JSON.
+
+    Args:
+        kind: the type, of `mmkit.serve.protocol`.
+        prompt: a text, or token ids; None without one.
+        items: as for `encode`; None without any.
+        options: fields of the message. Others are sampling parameters; those of None are left out.
 
     Raises:
-        InputError: a value without a form on the wire.
+        InputError: a value has no form on the wire.
     """
-    fields = {"prompt": prompt, "items": encode(items or {}) or None, **options}
-    given = {name: value for name, value in fields.items() if value is not None}
-    known = kind.__struct_fields__
-    others = {name: given.pop(name) for name in list(given) if name not in known}
-    if sampling := {**given.pop("sampling_params", {}), **others}:
-        given["sampling_params"] = sampling
-    if tag := kind.__struct_config__.tag:
-        given["type"] = tag
-    return msgspec.json.encode(given, enc_hook=_plain)
+    fields: dict[str, Any] = {}
+    sampling: dict[str, Any] = {}
+    if prompt is not None:
+        fields["prompt"] = prompt
+    if items:
+        fields["items"] = encode(items)
+    for name, value in options.items():
+        if value is None:
+            continue
+        if name in kind.__struct_fields__:
+            fields[name] = value
+        else:
+            sampling[name] = value
+    sampling = {**fields.pop(SAMPLING_FIELD, {}), **sampling}
+    if sampling:
+        fields[SAMPLING_FIELD] = sampling
+    tag = kind.__struct_config__.tag
+    if tag:
+        fields["type"] = tag
+    return msgspec.json.encode(fields, enc_hook=_convert_array)
 
 
-def _plain(value: Any) -> Any:
-    """Arrays, tensors and their scalars as numbers."""
+def _convert_array(value: Any) -> Any:
+    """Return an array, a tensor or a scalar of one as numbers."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise InputError("request", "values that JSON has", f"a {type(value).__name__}")
 
 
-def _parsed(kind: Any, raw: bytes | str, url: str) -> Any:
+def _iterate_events(response: httpx.Response) -> Iterator[bytes]:
+    """Yield the data of each server-sent event.
+
+    httpx's own lines would end at U+2028 and others, too, which texts in JSON may hold.
+    """
+    remainder = b""
+    for part in response.iter_bytes():
+        lines = (remainder + part).split(b"\n")
+        remainder = lines.pop()
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line.removeprefix(b"data:").strip()
+
+
+def _parse_answer(kind: Any, raw: bytes | str, url: str) -> Any:
+    """Return what the server sent as a value of some type.
+
+    Raises:
+        ServerGone: it is another server, or its answer is cut.
+    """
     try:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         expected = f"a {getattr(kind, '__name__', 'message of a session')} in JSON"
-        raise ServerGone(url, expected, repr(raw[:_SHOWN]), _REMEDY) from None
+        raise ServerGone(url, expected, repr(raw[:MAX_BODY_CHARS]), _REMEDY) from None
 
 
-def _told(raw: bytes) -> RequestError | None:
-    """The error that a server tells, if it does."""
-    with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-        told = msgspec.json.decode(raw, type=protocol.ErrorBody).error
-        return RequestError(**msgspec.structs.asdict(told))
-    return None
+def _parse_error(raw: bytes) -> RequestError | None:
+    """Return the error in a body or an event; None where there is none."""
+    try:
+        body = msgspec.json.decode(raw, type=protocol.ErrorBody)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return _make_request_error(body.error)
 
 
-def _refused(status: int, raw: bytes, url: str) -> RequestError:
-    """The server's error; one sentence about the status where the body is none of its own."""
+def _make_request_error(error: protocol.ErrorInfo) -> RequestError:
+    return RequestError(error.message, code=error.code, param=error.param, type=error.type)
+
+
+def _make_refusal(status: int, raw: bytes, url: str) -> RequestError:
+    """Return the server's error; where the body has none, one sentence about the status."""
+    error = _parse_error(raw)
+    if error is not None:
+        return error
     reason = httpx.codes.get_reason_phrase(status)
-    body = raw.decode(errors="replace").strip()[:_SHOWN]
-    got = f"HTTP {status} {reason} {f'({body})' if body else ''}".strip()
-    message = MmkitError(url, "an answer", got, _REMEDY)
-    return _told(raw) or RequestError(str(message), code=status, type=reason.replace(" ", ""))
+    got = f"HTTP {status} {reason}".rstrip()
+    body = raw.decode(errors="replace").strip()[:MAX_BODY_CHARS]
+    if body:
+        got = f"{got} ({body})"
+    message = str(MmkitError(url, "an answer", got, _REMEDY))
+    return RequestError(message, code=status, type=reason.replace(" ", ""))
