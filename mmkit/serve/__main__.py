@@ -17,29 +17,8 @@ from tempfile import TemporaryDirectory
 from ..errors import MmkitError
 from .protocol import Limits
 
-LOADED = ("general", "io_processor", "platform", "stat_logger")
+DEFAULT_PLUGIN_KINDS = ("general", "io_processor", "platform", "stat_logger")
 """The kinds of plugins that vLLM loads where VLLM_PLUGINS is not set."""
-
-
-def list_plugins(named: str | None) -> str:
-    """The value of VLLM_PLUGINS: what it names, or all that vLLM would load, and mmkit."""
-    groups = (entry_points(group=f"vllm.{kind}_plugins") for kind in LOADED)
-    installed = [entry.name for group in groups for entry in group]
-    names = installed if named is None else [name for name in named.split(",") if name]
-    return ",".join(dict.fromkeys([*names, "mmkit"]))
-
-
-def check_environment(environment: Mapping[str, str]) -> None:
-    """Refuse variables with which the server would not do, before it loads the model.
-
-    Raises:
-        MmkitError: names the variable.
-    """
-    Limits.from_environment(environment)
-    rust = environment.get("VLLM_USE_RUST_FRONTEND", "")
-    if rust not in ("", "0"):
-        remedy = "vLLM's front end in Rust runs no spec and has no routes of mmkit: unset it."
-        raise MmkitError("VLLM_USE_RUST_FRONTEND", "0", repr(rust), remedy)
 
 
 def main() -> None:
@@ -55,7 +34,37 @@ def main() -> None:
         os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", folder)
         from ..vllm_api.compat import find
 
-        find("entrypoints.cli.main:main")()
+        run_vllm = find("entrypoints.cli.main:main")
+        run_vllm()
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Refuse variables with which the server could not work, before it loads the model.
+
+    Raises:
+        MmkitError: names the variable.
+    """
+    Limits.from_environment(environment)
+    rust = environment.get("VLLM_USE_RUST_FRONTEND", "")
+    if rust not in ("", "0"):
+        remedy = "vLLM's front end in Rust runs no spec and has no routes of mmkit: unset it."
+        raise MmkitError("VLLM_USE_RUST_FRONTEND", "0", repr(rust), remedy)
+
+
+def list_plugins(variable: str | None) -> str:
+    """Return a value of VLLM_PLUGINS that names mmkit.
+
+    Args:
+        variable: the present value, whose plugins are kept; None for all that vLLM would load.
+    """
+    names: list[str] = []
+    if variable is None:
+        for kind in DEFAULT_PLUGIN_KINDS:
+            names.extend(entry.name for entry in entry_points(group=f"vllm.{kind}_plugins"))
+    else:
+        names.extend(name for name in variable.split(",") if name)
+    names.append("mmkit")
+    return ",".join(dict.fromkeys(names))  # each once
 
 
 if __name__ == "__main__":
