@@ -1,4 +1,4 @@
-"""Items in the messages of vLLM's routes: taken out of a body, with references in their place.
+"""Items in the messages of vLLM's routes: moved out of a body, with references in their place.
 
 Three kinds of bodies have messages: those of OpenAI's chat, of its responses, and of Anthropic's
 messages. Each has parts with an item, ``{"type": "cloud", "cloud": ...}``, in the forms of
@@ -78,12 +78,15 @@ ROUTE_FORMS: Mapping[str, Form] = {
 }
 """The form of the body, by route. On other routes vLLM refuses parts with items."""
 
-_HEAD = 2**16
+MAX_HEADER_CHARS = 2**16
 """Characters of the base64 of a picture in which its size is looked for, before vLLM's loader has
-all of it. A multiple of 4."""
+all of it. A multiple of 4, so that the base64 stays whole."""
 
-_OWN_TYPES = {"input_image": "image", "image": "image", "input_audio": "audio", **MEDIA}
-"""The types of parts with media, and what they are."""
+MAX_NAME_CHARS = 40
+"""Characters of an unknown modality that an error shows."""
+
+_VLLM_TYPES = {"input_image": "image", "image": "image", "input_audio": "audio"} | MEDIA
+"""The types of vLLM's parts with media, and the kind of media."""
 
 
 class Part(NamedTuple):
@@ -105,20 +108,19 @@ class Part(NamedTuple):
 
 
 class Messages:
-    """The messages of one body, whose items are taken out while they are read.
+    """The messages of one body, whose items are moved out while they are read.
 
     Args:
         state: the server's.
         form: that of the body.
 
     Attributes:
-        parts: the items that were taken out.
-        places: the paths of all items, media of vLLM's own parts too, for each conversation; empty
-            where vLLM may read them in another order.
+        parts: the items that were moved out.
     """
 
     def __init__(self, state: ServerState, form: Form) -> None:
-        self._state, self._form = state, form
+        self._state = state
+        self._form = form
         self._decoder = Decoder(state.limits)
         self._counts = Counter[str]()
         self._pixels = 0
@@ -128,8 +130,13 @@ class Messages:
 
     @property
     def places(self) -> list[dict[str, list[str]]]:
-        """See above."""
-        return [] if self._is_reordered else self._places
+        """The paths of all items by modality, media of vLLM's own parts too, for each conversation.
+
+        Empty where vLLM may read the items in another order.
+        """
+        if self._is_reordered:
+            return []
+        return self._places
 
     def take_items(self, body: dict[str, Json]) -> None:
         """Put references in place of the items of a body.
@@ -139,10 +146,10 @@ class Messages:
             TooLarge: they are beyond a limit of the server.
         """
         field = self._form.field
-        messages = body.get(field)
+        messages: Json = body.get(field)
         if body.get("previous_response_id") is not None:
             self._is_reordered = True  # the items of earlier messages come first
-        if isinstance(messages, list) and any(isinstance(each, list) for each in messages):
+        if _is_batch(messages):
             for number, conversation in enumerate(messages):
                 self._begin_conversation()
                 messages[number] = self._read_messages(conversation, f"{field}[{number}]")
@@ -187,85 +194,111 @@ class Messages:
         field = self._form.nested
         if field not in part or "role" in part:
             return
-        before = len(self.parts), self._count_places()
+        num_items = self._count_items()
         part[field] = self._read_parts(part[field], f"{where}.{field}", nested=True)
-        if before != (len(self.parts), self._count_places()):
+        if self._count_items() != num_items:
             self._is_reordered = True
 
-    def _count_places(self) -> int:
-        return sum(map(len, self._places[-1].values()))
+    def _count_items(self) -> int:
+        """Return the number of items and media of this conversation so far."""
+        count = 0
+        for places in self._places[-1].values():
+            count += len(places)
+        return count
 
     def _read_part(self, part: dict[str, Json], where: str) -> dict[str, Json] | None:
-        """Return the reference to the item of a part; None for a part without one, which vLLM
-        reads."""
-        name, url, uuid = part.get("type"), _url_of(part), part.get("uuid")
+        """Return the reference to the item of a part; None for a part that vLLM reads itself."""
+        name = part.get("type")
+        url = _get_url(part)
+        uuid = part.get("uuid")
         if not isinstance(name, str):
-            name = ""  # vLLM refuses it, or tells the type by the fields
+            name = ""  # vLLM refuses it, or finds the type by the fields
         if url.startswith(ITEM_URL):
-            modality, raw = self._of_url(url, where)
-            return self._take(modality, raw, uuid, where)
+            modality, raw = self._parse_item_url(url, where)
+            return self._take_item(modality, raw, uuid, where)
         is_picture_of_anthropic = self._form is ANTHROPIC and name == "image" and "source" in part
         if name in self._state.message_modalities and not is_picture_of_anthropic:
             if name not in part:
                 raise InputError(where, f'a field "{name}" with the item', "none")
             raw = Raw(msgspec.json.encode(part[name]))
-            return self._take(name, raw, uuid, f"{where}.{name}")
+            return self._take_item(name, raw, uuid, f"{where}.{name}")
         if self._form is CHAT and name:
             check_type(self._state.plan.spec, name, where)
-        if name in _OWN_TYPES:
-            self._places[-1][_OWN_TYPES[name]].append(where)
-            if _OWN_TYPES[name] == "image":
-                self._weigh(part, url, where)
+        if name in _VLLM_TYPES:
+            self._places[-1][_VLLM_TYPES[name]].append(where)
+            if _VLLM_TYPES[name] == "image":
+                self._count_pixels(part, url, where)
         return None
 
-    def _weigh(self, part: dict[str, Json], url: str, where: str) -> None:
-        """Refuse pictures that vLLM's loader would refuse when it has decoded those before them.
-        The loader has the last word: here a picture whose size is not in its first bytes counts
-        nothing."""
+    def _count_pixels(self, part: dict[str, Json], url: str, where: str) -> None:
+        """Refuse pictures that vLLM's loader would refuse after it has decoded those before them.
+
+        The loader decides: here a picture whose size is not in its first bytes counts nothing.
+        """
         source = part.get("source")
         content = url.partition(";base64,")[2]
         if isinstance(source, dict) and isinstance(source.get("data"), str):
             content = source["data"]
-        head = content[:_HEAD]
         try:
-            self._pixels += pixels_of_image(base64.b64decode(head))
+            header = base64.b64decode(content[:MAX_HEADER_CHARS])
+            self._pixels += pixels_of_image(header)
         except ValueError:
             return  # no base64, which vLLM refuses
         if self._pixels > self._state.limits.pixels:
             raise self._state.limits.make_error(where, "pixels", "pixels in one request")
 
-    def _of_url(self, url: str, where: str) -> tuple[str, Raw]:
+    def _parse_item_url(self, url: str, where: str) -> tuple[str, Raw]:
         """Return the modality of an item in a URL, and its JSON."""
         name, _, content = url.removeprefix(ITEM_URL).partition(";base64,")
-        if name not in self._state.message_modalities:
-            expected = f"one of {', '.join(self._state.message_modalities)}"
-            raise InputError(where, f"{expected} as the modality of a URL", repr(name[:40]))
+        modalities = self._state.message_modalities
+        if name not in modalities:
+            expected = f"one of {', '.join(modalities)} as the modality of a URL"
+            raise InputError(where, expected, repr(name[:MAX_NAME_CHARS]))
         try:
             item = base64.b64decode(content, validate=True)
         except ValueError:
             raise InputError(where, "base64 in the URL of an item", "another text") from None
         return name, parse_message(Raw, item, where, self._state.limits)
 
-    def _take(self, name: str, raw: Raw, uuid: Json, where: str) -> dict[str, Json]:
-        """Decode one more item; return the part that refers to it."""
-        if starts_with(raw, b"n") and uuid is None:
+    def _take_item(self, name: str, raw: Raw, uuid: Json, where: str) -> dict[str, Json]:
+        """Decode one more item, and return the part that refers to it.
+
+        Args:
+            name: of the modality.
+            raw: the JSON of the item.
+            uuid: its name in the caches; None without one.
+            where: its path in errors.
+        """
+        if starts_with(raw, b"n") and uuid is None:  # null
             raise InputError(where, "an item, or a uuid that names one", "null")
-        engine, modality = self._state.engine, self._state.plan.modalities[name]
+        modality = self._state.plan.modalities[name]
         self._counts[name] += 1
         try:
-            modality.parser.check_count(self._counts[name], engine.most_items.get(name))
+            most_items = self._state.engine.most_items.get(name)
+            modality.parser.check_count(self._counts[name], most_items)
         except InputError as error:
             raise relocate(error, where) from None
         value = self._decoder.decode_item(raw, where, modality.item, list_embeds_fields(modality))
         url = f"mmkit-item:{uuid4().hex}"
-        self.parts.append(Part(url, name, value, None if uuid is None else str(uuid), where))
+        if uuid is not None:
+            uuid = str(uuid)
+        self.parts.append(Part(url, name, value, uuid, where))
         self._places[-1][name].append(where)
         return self._form.picture(url)
 
 
-def _url_of(part: Mapping[str, Json]) -> str:
+def _is_batch(messages: Json) -> bool:
+    """Tell whether messages are several conversations: a list with a list in it."""
+    if not isinstance(messages, list):
+        return False
+    return any(isinstance(conversation, list) for conversation in messages)
+
+
+def _get_url(part: Mapping[str, Json]) -> str:
     """Return the URL of the picture of a part; empty where it has none."""
     value = part.get("image_url", part.get("source"))
     if isinstance(value, dict):
         value = value.get("url")
-    return value if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return ""
+    return value
