@@ -1,113 +1,127 @@
-"""What all answers have in common, on vLLM's routes as on those of mmkit: refusals are counted,
-those that may be tried again say when, and a server that stops says so."""
+"""What all answers have in common, on vLLM's routes as on those of mmkit.
+
+Refusals are counted, 429 and 503 say when to try again, and a server that stops says so.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
 
 from . import errors
 from .engine import Stopped
-from .state import ServerState
+from .middleware import ServerMiddleware
+from .state import ServerState, find_state
 
 RETRY_SECONDS = b"1"
-"""What 429 and 503 tell in Retry-After. The queue may have room at once, and so may another
-server."""
+"""The Retry-After of 429 and 503. The queue may have room at once, and so may another server."""
 
-_BODIES = ("POST", "PUT", "PATCH")
-"""Methods of requests whose refusals count. Probes and scanners ask by others."""
+_METHODS_WITH_BODY = ("POST", "PUT", "PATCH")
+"""Methods of requests whose refusals are counted. Probes and scanners use others."""
 
-_WATCHED = "/metrics"
+_METRICS_PATH = "/metrics"
 """The route that a server which stops answers to its end."""
 
-_ROUTES = {f"/v1/mm/{name}": name for name in ("generate", "modalities")}
-"""The routes of mmkit that count for themselves, by their paths."""
+_ROUTE_NAMES = {"/v1/mm/generate": "generate", "/v1/mm/modalities": "modalities"}
+"""The routes of mmkit, which count their refusals themselves, by path."""
 
 _ERROR_EVENT = b'data: {"error"'
 """How an event begins by which vLLM ends a stream."""
 
 
-class AnswerMiddleware:
-    """What stands before every route, and before what reads the bodies of requests.
+class AnswerMiddleware(ServerMiddleware):
+    """The first layer: it watches what the others answer."""
 
-    Args:
-        app: the routes.
-    """
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def handle(self, scope: Any, receive: Any, send: Any, state: ServerState) -> None:
         """Answer a request; by 503 if the server stops."""
-        state = getattr(scope["app"].state, "mmkit", None)
-        if state is None or scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        answer = _Answer(scope, send, state)
-        if not state.is_stopping or scope["path"] == _WATCHED:
+        if not state.is_stopping or scope["path"] == _METRICS_PATH:
+            answer = WatchedAnswer(scope, send, state)
             try:
-                await self._app(scope, receive, answer.send)
+                await self.app(scope, receive, answer.send)
             except Exception:
                 if answer.has_begun or not state.is_stopping:
                     raise
                 answer.is_broken = True
             if not answer.is_broken:
                 return
-        # the body of the request, which nobody has read, would be taken for the next request
-        refusal = errors.make_response(Stopped(), state.plan, _route(scope), connection="close")
-        await refusal(scope, receive, _Answer(scope, send, state).send)
+        # The connection ends: nobody has read the request's body, which would count as a request.
+        route = _name_route(scope)
+        refusal = errors.make_response(Stopped(), state.plan, route, connection="close")
+        await refusal(scope, receive, WatchedAnswer(scope, send, state).send)
 
 
-def _route(scope: Any) -> str:
-    """The route in metrics."""
-    return _ROUTES.get(scope["path"], "vllm")
+class WatchedAnswer:
+    """The answer to one request, whose messages go through `send`.
 
-
-class _Answer:
-    """The answer to one request, on its way.
+    Args:
+        scope: that of the request.
+        send: takes the messages.
+        state: the server's.
 
     Attributes:
         has_begun: whether the client has the status.
         is_broken: whether it failed because the server stops, and the client has nothing of it.
-
-    Args:
-        scope: that of the request.
-        send: takes it.
-        state: the server's.
     """
 
     def __init__(self, scope: Any, send: Any, state: ServerState) -> None:
-        self._scope, self._send, self._state = scope, send, state
+        self._scope = scope
+        self._send = send
+        self._state = state
         self._status = 0
-        self.has_begun = self.is_broken = False
+        self.has_begun = False
+        self.is_broken = False
 
     async def send(self, message: Any) -> None:
-        """Hand on one of its messages."""
+        """Send one message of the answer, unless the answer is broken."""
         if message["type"] == "http.response.start":
-            self._status = message["status"]
-            if self._status in (429, 503):
-                message = {**message, "headers": _with_retry(message.get("headers", ()))}
-            elif self._status >= 500 and self._state.is_stopping:
-                self.is_broken = True
-            self.has_begun = not self.is_broken
+            message = self._begin(message)
         if self.is_broken:
             return
         if message["type"] == "http.response.body":
-            self._count(message.get("body", b""))
+            self._count_refusal(message.get("body", b""))
         await self._send(message)
 
-    def _count(self, body: bytes) -> None:
+    def _begin(self, message: Any) -> Any:
+        """Return the message with the status, if need be with Retry-After."""
+        self._status = message["status"]
+        if self._status in (429, 503):
+            message = {**message, "headers": _add_retry_after(message.get("headers", ()))}
+        elif self._status >= 500 and self._state.is_stopping:
+            self.is_broken = True
+        self.has_begun = not self.is_broken
+        return message
+
+    def _count_refusal(self, body: bytes) -> None:
         """Count a refusal by vLLM, at the first part of its body, or within a stream."""
-        if self._scope["method"] not in _BODIES or _route(self._scope) != "vllm":
+        if self._scope["method"] not in _METHODS_WITH_BODY or _name_route(self._scope) != "vllm":
             return
         if self._status >= 400:
             errors.count_foreign_refusal(self._scope, self._state.plan, self._status, body)
-            self._status = 0
+            self._status = 0  # so that the next part of the body is not counted
         elif body.startswith(_ERROR_EVENT):
             event = body.partition(b"\n")[0].removeprefix(b"data: ")
             errors.count_foreign_refusal(self._scope, self._state.plan, 400, event)
 
 
-def _with_retry(headers: Any) -> list[Any]:
-    """The headers of an answer, with Retry-After."""
-    names = {name.lower() for name, _ in headers}
-    return [*headers] if b"retry-after" in names else [*headers, (b"retry-after", RETRY_SECONDS)]
+async def handle_input_error(request: Request, error: Exception) -> Response:
+    """Answer a request at one of vLLM's routes that mmkit refuses after its body is read."""
+    state = find_state(request.app)
+    plan = state.plan if state else None
+    return errors.make_response(error, plan, "vllm")
+
+
+def _name_route(scope: Any) -> str:
+    """Return the route of a request in metrics."""
+    return _ROUTE_NAMES.get(scope["path"], "vllm")
+
+
+def _add_retry_after(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the headers of an answer with Retry-After, unless they have it."""
+    headers = list(headers)
+    names = [name.lower() for name, _ in headers]
+    if b"retry-after" not in names:
+        headers.append((b"retry-after", RETRY_SECONDS))
+    return headers

@@ -6,19 +6,25 @@ import logging
 import re
 from http import HTTPStatus
 from traceback import walk_tb
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-from fastapi import Request
 from fastapi.responses import Response
 from prometheus_client import Counter, Gauge
 
 from ..errors import InputError, write_message
 from ..plan.plan import Plan
+from .decoding import SAMPLING_FIELD
 from .engine import SAMPLING_NAMES, EngineDeadError, EngineGenerateError, LostItem, Stopped
 from .protocol import ErrorBody, ErrorInfo, TooLarge
 
 logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_CHARS = 1000
+"""Characters of the message of an error."""
+
+MAX_PARAM_CHARS = 200
+"""Characters of the path of an error."""
 
 REFUSED = Counter(
     "mmkit:refused_requests",
@@ -27,6 +33,9 @@ REFUSED = Counter(
     ["route", "modality", "reason"],
 )
 SESSIONS = Gauge("mmkit:sessions_open", "Sessions open now.", multiprocess_mode="livesum")
+
+_COUNTED = "mmkit.counted"
+"""The key of an ASGI scope whose refusal is counted."""
 
 
 class NoSpec(Exception):
@@ -41,147 +50,122 @@ class OtherOrigin(Exception):
     """A page of another origin opens a session."""
 
 
-_SERVE = "to serve the request"
-_FAILED = (_SERVE, "an error of its own", "Its log says which.")
-_STOPS = (_SERVE, "the order to stop", "Send it to another one.")
-_DEAD = ("a living engine", "one that is dead or stopped", "Send it to another server.")
-_ORIGIN = ("a page of its own address or of --allowed-origins", "another origin")
-# kinds of errors with status, reason and the server's sentence; without one, the error has it
-_TABLE: tuple[tuple[type[BaseException], int, str, tuple[str, ...]], ...] = (
-    (NoSpec, 404, "schema", ("a model with an mmkit spec", "one without", "Use vLLM's routes.")),
-    (OtherOrigin, 403, "schema", _ORIGIN),
-    (TooLarge, 413, "limit", ()),
-    (TooBusy, 429, "capacity", ()),
-    (EngineGenerateError, 500, "engine", _FAILED),
-    (LostItem, 503, "engine", ("an item in its cache", "none, several times", "Send it again.")),
-    (Stopped, 503, "stop", _STOPS),
-    (EngineDeadError, 503, "engine", _DEAD),
-    (InputError, 400, "", ()),
-    (Exception, 500, "engine", _FAILED),
-)
-# the reason of a request that is wrong follows from the first word of the path
-_ITEMS = ("items", "uuids", "messages", "multi_modal_data", "multi_modal_uuids", "mm_kwargs")
-_REASONS = dict.fromkeys(_ITEMS, "item")
-_REASONS |= dict.fromkeys(("prompt", "input_tokens", "input_text", ""), "prompt")
-_REASONS |= dict.fromkeys(("sampling_params", *SAMPLING_NAMES), "sampling")
-# of what vLLM refuses itself, it follows from the status
-_STATUSES = {413: "limit", 429: "capacity", 503: "capacity"}
-_MESSAGE, _PARAM = 1000, 200
-
-_COUNTED = "mmkit.counted"
-"""The key of an ASGI scope whose answer is counted."""
+# -- the table of errors ---------------------------------------------------------------------------
 
 
-def make_info(error: BaseException, plan: Plan | None, route: str) -> ErrorInfo:
-    """An error in OpenAI's form, counted.
+class ErrorRow(NamedTuple):
+    """How clients see one kind of error.
 
-    Args:
-        error: what was raised.
-        plan: the spec, which tells paths of items.
-        route: for the metrics.
-    """
-    kind = _kind(error)
-    status, reason, told = next(row[1:] for row in _TABLE if issubclass(kind, row[0]))
-    if kind is InputError and (code := getattr(error, "http_status", None)) is not None:
-        status, reason = code, "capacity"  # vLLM's admission control
-    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        logger.error("%s failed", route, exc_info=error)
-    message = write_message("server", *told) if told else " ".join(str(error).split())
-    where = None if told else find_path(error, plan)
-    _count(plan, route, where, reason)
-    return ErrorInfo(
-        message=_short(message, _MESSAGE),
-        type=HTTPStatus(status).phrase.title().replace(" ", "").removesuffix("Error") + "Error",
-        param=where and _short(where, _PARAM),
-        code=status,
-    )
-
-
-def _count(plan: Plan | None, route: str, where: str | None, reason: str) -> None:
-    """Count a refusal; without a reason, that of the path."""
-    first, modality, *_ = [*re.split(r"[.\[]", where or ""), ""]
-    if plan is None or first not in ("items", "uuids") or modality not in plan.modalities:
-        modality = ""
-    REFUSED.labels(route, modality, reason or _REASONS.get(first, "schema")).inc()
-
-
-def count_foreign_refusal(scope: Any, plan: Plan, status: int, body: bytes) -> None:
-    """Count what vLLM itself has answered to a request, unless it is an answer of `make_response`.
-
-    Args:
-        scope: that of the request.
-        plan: the spec.
+    Attributes:
+        kind: the kind.
         status: of HTTP.
-        body: an error in OpenAI's form, or another one.
+        reason: for the metrics; empty where it follows from the path of the error.
+        expected: of the server's sentence; empty where the error has a message for clients.
+        got: of the server's sentence.
+        remedy: of the server's sentence.
     """
-    if scope.get(_COUNTED):
-        return
-    error = _told(body)
-    message, where = error.get("message"), error.get("param")
-    if not where and isinstance(message, str) and ": expected " in message:
-        where = message.partition(": expected ")[0]  # a sentence of mmkit in an answer of vLLM
-    where = _of_spec(where, plan) if isinstance(where, str) else "body"
-    is_of_caller = status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
-    reason = "engine" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "schema"
-    _count(plan, "vllm", where, "" if is_of_caller else _STATUSES.get(status, reason))
+
+    kind: type[BaseException]
+    status: int
+    reason: str
+    expected: str = ""
+    got: str = ""
+    remedy: str = ""
 
 
-def _told(body: bytes) -> dict[str, Any]:
-    """The error that a body holds; nothing if it is another one."""
-    try:
-        told = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return {}
-    error = told.get("error") if isinstance(told, dict) else None
-    return error if isinstance(error, dict) else {}
+_SPEC = "a model with an mmkit spec"
+_CACHED = "an item in its cache"
+_SERVE = "to serve the request"
+_FAILED = "an error of its own"
+_SEE_LOG = "Its log says which."
+_ORIGIN = "a page of its own address or of --allowed-origins"
+_STOPPED = "the order to stop"
+_ALIVE = "a living engine"
+_DEAD = "one that is dead or stopped"
+_OTHER_SERVER = "Send it to another server."
+
+# the first row of which an error is an instance holds
+_TABLE = (
+    ErrorRow(NoSpec, 404, "schema", _SPEC, "one without", "Use vLLM's routes."),
+    ErrorRow(OtherOrigin, 403, "schema", _ORIGIN, "another origin"),
+    ErrorRow(TooLarge, 413, "limit"),
+    ErrorRow(TooBusy, 429, "capacity"),
+    ErrorRow(EngineGenerateError, 500, "engine", _SERVE, _FAILED, _SEE_LOG),
+    ErrorRow(LostItem, 503, "engine", _CACHED, "none, several times", "Send it again."),
+    ErrorRow(Stopped, 503, "stop", _SERVE, _STOPPED, "Send it to another one."),
+    ErrorRow(EngineDeadError, 503, "engine", _ALIVE, _DEAD, _OTHER_SERVER),
+    ErrorRow(InputError, 400, ""),
+    ErrorRow(Exception, 500, "engine", _SERVE, _FAILED, _SEE_LOG),
+)
+
+_REASONS = {
+    "items": "item",
+    "uuids": "item",
+    "messages": "item",
+    "multi_modal_data": "item",
+    "multi_modal_uuids": "item",
+    "mm_kwargs": "item",
+    "prompt": "prompt",
+    "input_tokens": "prompt",
+    "input_text": "prompt",
+    "": "prompt",
+    SAMPLING_FIELD: "sampling",
+    **dict.fromkeys(SAMPLING_NAMES, "sampling"),
+}
+"""The reason of a refusal whose row has none, by the first word of its path. For other words it is
+"schema"."""
+
+_VLLM_REASONS = {413: "limit", 429: "capacity", 503: "capacity"}
+"""The reason of a refusal by vLLM itself, by its status."""
 
 
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+def _find_row(error: BaseException) -> ErrorRow:
+    """Return how clients see an error."""
+    kind = _classify(error)
+    for row in _TABLE:
+        if issubclass(kind, row.kind):
+            return row
+    raise error  # KeyboardInterrupt and its like are no answer to a request
 
 
-def is_callers_mistake(error: BaseException) -> bool:
-    """Whether an error is about the request, rather than the server."""
-    return issubclass(_kind(error), InputError)
-
-
-def is_end_of_server(error: BaseException) -> bool:
-    """Whether an error says that this server answers no more."""
-    return issubclass(_kind(error), EngineDeadError)
-
-
-def _kind(error: BaseException) -> type[BaseException]:
-    """What an error is in the table."""
+def _classify(error: BaseException) -> type[BaseException]:
+    """Return the kind of an error in the table; vLLM's own have one of ours."""
     if isinstance(error, RuntimeError) and "after shutdown" in str(error):
         return Stopped  # vLLM's renderer has let go of its threads
-    is_client_error = any(kind.__name__ == "VLLMClientError" for kind in type(error).__mro__)
-    is_refusal = isinstance(error, ValueError) and _of_vllm(error)
-    if is_client_error or is_refusal or hasattr(error, "http_status"):
+    class_names = [kind.__name__ for kind in type(error).__mro__]
+    is_refusal = isinstance(error, ValueError) and _is_raised_by_vllm(error)
+    if "VLLMClientError" in class_names or is_refusal or hasattr(error, "http_status"):
         return InputError
     return type(error)
 
 
-def _of_vllm(error: BaseException) -> bool:
-    """Whether vLLM raised an error itself, rather than a function of a spec or what it calls."""
+def _is_raised_by_vllm(error: BaseException) -> bool:
+    """Tell whether vLLM raised an error itself, rather than a function of a spec."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    return bool(frames) and frames[-1].f_globals.get("__name__", "").partition(".")[0] == "vllm"
+    if not frames:
+        return False
+    module: str = frames[-1].f_globals.get("__name__", "")
+    return module.partition(".")[0] == "vllm"
 
 
-def find_path(error: BaseException, plan: Plan | None) -> str | None:
-    """Where in the request the error is: ``items.actions[3]``, ``prompt[7]``, ``temperature``; None
-    if unknown."""
-    where = getattr(error, "where", None) or getattr(error, "parameter", None)
-    if not where or not isinstance(where, str):
-        return None
-    return where if plan is None else _of_spec(where, plan)
+def is_callers_mistake(error: BaseException) -> bool:
+    """Tell whether an error is about the request, rather than the server."""
+    return issubclass(_classify(error), InputError)
 
 
-def _of_spec(where: str, plan: Plan) -> str:
-    """A path of a spec as one of a request."""
-    if not where.startswith(f"{plan.spec.name}."):
-        return where
-    where = where.removeprefix(f"{plan.spec.name}.").split(",")[0]
-    return f"items.{where}" if where.split("[")[0] in plan.modalities else where
+def is_end_of_server(error: BaseException) -> bool:
+    """Tell whether an error says that this server answers no more."""
+    return issubclass(_classify(error), EngineDeadError)
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def make_response(error: BaseException, plan: Plan | None, route: str, **headers: str) -> Response:
+    """Return the answer of a refusal. The arguments are those of `make_info`."""
+    info = make_info(error, plan, route)
+    body = msgspec.json.encode(ErrorBody(error=info))
+    return Refusal(body, info.code, headers, media_type="application/json")
 
 
 class Refusal(Response):
@@ -192,14 +176,142 @@ class Refusal(Response):
         await super().__call__(scope, receive, send)
 
 
-def make_response(error: BaseException, plan: Plan | None, route: str, **headers: str) -> Response:
-    """A refusal."""
-    refusal = make_info(error, plan, route)
-    body = msgspec.json.encode(ErrorBody(error=refusal))
-    return Refusal(body, refusal.code, headers, media_type="application/json")
+def make_info(error: BaseException, plan: Plan | None, route: str) -> ErrorInfo:
+    """Return an error in OpenAI's form, and count it in the metrics.
+
+    Args:
+        error: what was raised.
+        plan: the spec, whose items errors name; None for a server without one.
+        route: for the metrics.
+    """
+    row = _find_row(error)
+    status = row.status
+    reason = row.reason
+    admission_status = getattr(error, "http_status", None)
+    if row.kind is InputError and admission_status is not None:
+        status = admission_status
+        reason = "capacity"
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.error("%s failed", route, exc_info=error)
+    if row.expected:
+        message = write_message("server", row.expected, row.got, row.remedy)
+        path = None
+    else:
+        message = " ".join(str(error).split())
+        path = find_path(error, plan)
+    _count(plan, route, path, reason)
+    param = path
+    if param is not None:
+        param = _shorten(param, MAX_PARAM_CHARS)
+    return ErrorInfo(
+        message=_shorten(message, MAX_MESSAGE_CHARS),
+        type=_name_type(status),
+        param=param,
+        code=status,
+    )
 
 
-async def handle_input_error(request: Request, error: Exception) -> Response:
-    """The answer to a request at one of vLLM's routes that mmkit refuses after its body is read."""
-    state = getattr(request.app.state, "mmkit", None)
-    return make_response(error, state and state.plan, "vllm")
+def _name_type(status: int) -> str:
+    """Return OpenAI's name of the type of an error, as ``BadRequestError``."""
+    words = HTTPStatus(status).phrase.title().replace(" ", "")
+    return words.removesuffix("Error") + "Error"
+
+
+def _shorten(text: str, most: int) -> str:
+    """Return a text of at most so many characters."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most - 3]}..."
+
+
+# -- paths -----------------------------------------------------------------------------------------
+
+
+def find_path(error: BaseException, plan: Plan | None) -> str | None:
+    """Return the path in the request of what an error is about.
+
+    For example ``items.actions[3]``, ``prompt[7]`` or ``temperature``; None if it is unknown.
+    """
+    where = getattr(error, "where", None) or getattr(error, "parameter", None)
+    if not where or not isinstance(where, str):
+        return None
+    if plan is None:
+        return where
+    return _convert_path(where, plan)
+
+
+def _convert_path(where: str, plan: Plan) -> str:
+    """Return the path in a request for one that begins with the name of the spec."""
+    prefix = f"{plan.spec.name}."
+    if not where.startswith(prefix):
+        return where
+    where = where.removeprefix(prefix).split(",")[0]
+    if where.split("[")[0] in plan.modalities:
+        return f"items.{where}"
+    return where
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+
+def _count(plan: Plan | None, route: str, where: str | None, reason: str) -> None:
+    """Count a refusal.
+
+    Args:
+        plan: the spec, whose modalities are counted by name.
+        route: of the request.
+        where: the path of the error.
+        reason: of the refusal; empty for the one that follows from the path.
+    """
+    words = re.split(r"[.\[]", where or "")
+    modality = ""
+    if plan is not None and words[0] in ("items", "uuids") and len(words) > 1:
+        if words[1] in plan.modalities:
+            modality = words[1]
+    if not reason:
+        reason = _REASONS.get(words[0], "schema")
+    REFUSED.labels(route, modality, reason).inc()
+
+
+def count_foreign_refusal(scope: Any, plan: Plan, status: int, body: bytes) -> None:
+    """Count a refusal by vLLM itself, unless it is an answer of `make_response`.
+
+    Args:
+        scope: that of the request.
+        plan: the spec.
+        status: of HTTP.
+        body: an error in OpenAI's form, or another one.
+    """
+    if scope.get(_COUNTED):
+        return
+    error = _parse_error(body)
+    message = error.get("message")
+    where = error.get("param")
+    if not where and isinstance(message, str) and ": expected " in message:
+        where = message.partition(": expected ")[0]  # a sentence of mmkit in an answer of vLLM
+    path = "body"
+    if isinstance(where, str):
+        path = _convert_path(where, plan)
+    if status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
+        reason = ""
+    elif status in _VLLM_REASONS:
+        reason = _VLLM_REASONS[status]
+    elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        reason = "engine"
+    else:
+        reason = "schema"
+    _count(plan, "vllm", path, reason)
+
+
+def _parse_error(body: bytes) -> dict[str, Any]:
+    """Return the error in a body of OpenAI's form; empty for another body."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return {}
+    if not isinstance(value, dict):
+        return {}
+    error = value.get("error")
+    if not isinstance(error, dict):
+        return {}
+    return error

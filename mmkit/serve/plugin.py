@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,21 +16,24 @@ from ..plan.modality import BoundModality
 from ..vllm_api import offload
 from ..vllm_api.media import can_decode_audio
 from ..vllm_api.processor import CommonProcessor
-from .answers import AnswerMiddleware
+from .answers import AnswerMiddleware, handle_input_error
+from .bodies import BodyMiddleware
 from .engine import Engine
-from .errors import handle_input_error
-from .middleware import BodyMiddleware
 from .protocol import Limits
 from .routes import router
-from .state import ServerState
+from .state import ServerState, find_state
 
 logger = logging.getLogger(__name__)
 
 MAX_FRAMES = 4096
 """Fragments and pings of a websocket between two messages."""
 
-_UNREAD = 3
-_LARGE = 2**20
+SHUTDOWN_SECONDS = 3
+"""Seconds for which a server that stops waits for connections whose requests are half-sent."""
+
+FRAME_OVERHEAD_BYTES = 2**20
+"""Bytes by which a message of a websocket may exceed the limit of a body. Beyond it uvicorn cuts
+the connection; below it a session refuses the message in a sentence."""
 
 
 class MmkitEndpoints:
@@ -40,84 +43,114 @@ class MmkitEndpoints:
     required_tasks = ("generate", "embed", "classify", "token_embed", "token_classify", "plugin")
 
     def attach_router(self, app: Any) -> None:
-        """Register the routes, and the bounds of what bodies cost."""
+        """Register the routes, and the layers before them."""
         app.add_middleware(BodyMiddleware)
-        app.add_middleware(AnswerMiddleware)  # comes before the other one
+        app.add_middleware(AnswerMiddleware)  # the one that is added last comes first
         app.add_exception_handler(InputError, handle_input_error)
         app.include_router(router)
-        app.include_router(APIRouter(lifespan=configure_server))
-        # what vLLM's own routes load has no other limit of ours
+        app.include_router(APIRouter(lifespan=configure_uvicorn))
+        # vLLM's own loaders have no other limit of ours
         os.environ.setdefault("VLLM_MAX_IMAGE_PIXELS", str(Limits.from_environment().pixels))
-        os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")  # they may lead anywhere
+        # a redirect may lead to a host that is not allowed
+        os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Find the spec of the model that is served; without one the routes answer 404."""
-        processor = engine_client and getattr(engine_client.renderer, "mm_processor", None)
-        if not isinstance(processor, CommonProcessor):
+        processor = _find_processor(engine_client)
+        if processor is None:
             logger.warning("mmkit: the model has no mmkit spec, so /v1/mm answers 404.")
             return
-        if processes := offload.install(engine_client.renderer):
-            await asyncio.to_thread(processes.wait)
+        render_processes = offload.install(engine_client.renderer)
+        if render_processes:
+            await asyncio.to_thread(render_processes.wait)
         # before 0.32 vLLM trusted every request
-        trust = getattr(args, "trust_request_mm_kwargs", True)
-        engine = Engine(engine_client, processor, trust_kwargs=trust)
+        trust_kwargs = getattr(args, "trust_request_mm_kwargs", True)
+        engine = Engine(engine_client, processor, trust_kwargs=trust_kwargs)
         models = list(args.served_model_name or [args.model])
         origins = getattr(args, "allowed_origins", "*")
         state.mmkit = ServerState(engine, Limits.from_environment(), models, origins)
         engine.call_before_shutdown(state.mmkit.stop)
-        if not can_decode_audio() and any(map(_takes_audio, processor.plan.modalities.values())):
+        _warn_without_audio_decoder(processor.plan.modalities.values())
+
+
+def _find_processor(engine_client: Any) -> CommonProcessor | None:
+    """Return the processor of the model; None for a model without a spec, or for no engine."""
+    if not engine_client:
+        return None
+    processor = getattr(engine_client.renderer, "mm_processor", None)
+    if not isinstance(processor, CommonProcessor):
+        return None
+    return processor
+
+
+def _warn_without_audio_decoder(modalities: Iterable[BoundModality]) -> None:
+    """Log that files of audio are refused, if a modality takes them."""
+    if can_decode_audio():
+        return
+    for modality in modalities:
+        if _takes_audio(modality):
             text = "mmkit: files of audio are refused: pip install %s[audio] brings a decoder."
             logger.warning(text, DISTRIBUTION)
+            return
 
 
 def _takes_audio(modality: BoundModality) -> bool:
-    """Whether an item of a modality is audio, or has a part that is."""
-    parts = modality.item.parts.values() or [modality.item]
-    return any(part.media == "audio" for part in parts)
+    """Tell whether an item of a modality is audio, or has a part that is."""
+    if not modality.item.parts:
+        return modality.item.media == "audio"
+    return any(part.media == "audio" for part in modality.item.parts.values())
 
 
 # -- uvicorn ---------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def configure_server(app: Any) -> AsyncIterator[None]:
-    """Sets what vLLM leaves at uvicorn's defaults, before the server listens: it would wait for
-    ever for half-sent bodies when it is to stop, and unpack messages of sessions.
+async def configure_uvicorn(app: Any) -> AsyncIterator[None]:
+    """Set what vLLM leaves at uvicorn's defaults, before the server listens.
+
+    By default it would wait for half-sent bodies without an end when it is to stop, and decompress
+    messages of sessions, whose size is then known too late.
 
     Args:
         app: vLLM's, which knows its server; under Ray Serve, something else stands in its place.
     """
-    state = getattr(app.state, "mmkit", None)
+    state = find_state(app)
     config = getattr(getattr(app.state, "server", None), "config", None)
     if state is not None and config is not None:
-        config.timeout_graceful_shutdown = _UNREAD
-        config.ws_max_size = state.limits.body_bytes + _LARGE
+        config.timeout_graceful_shutdown = SHUTDOWN_SECONDS
+        config.ws_max_size = state.limits.body_bytes + FRAME_OVERHEAD_BYTES
         config.ws_per_message_deflate = False
         if hasattr(config.ws_protocol_class, "send_receive_event_to_app"):
-            config.ws_protocol_class = type("Framed", (_Framed, config.ws_protocol_class), {})
+            bases = (FrameLimit, config.ws_protocol_class)
+            config.ws_protocol_class = type("LimitedProtocol", bases, {})
     yield
 
 
-class _Framed:
-    """Comes before uvicorn's protocol of websockets, whose frames no proxy looks at: a client that
-    sends many without a message is cut off."""
+class FrameLimit:
+    """A base before uvicorn's protocol of websockets, which cuts off a client of many frames.
+
+    uvicorn keeps the fragments of a message until its last one, and answers every ping.
+    """
 
     transport: Any
-    _frames = 0
+    _num_frames = 0
 
     def handle_cont(self, event: Any) -> None:
-        self._count()
+        """Count a fragment."""
+        self._count_frame()
         super().handle_cont(event)  # type: ignore[misc]
 
     def handle_ping(self) -> None:
-        self._count()
+        """Count a ping."""
+        self._count_frame()
         super().handle_ping()  # type: ignore[misc]
 
     def send_receive_event_to_app(self) -> None:
-        self._frames = 0
+        """Begin to count anew after a message."""
+        self._num_frames = 0
         super().send_receive_event_to_app()  # type: ignore[misc]
 
-    def _count(self) -> None:
-        self._frames += 1
-        if self._frames > MAX_FRAMES:
+    def _count_frame(self) -> None:
+        self._num_frames += 1
+        if self._num_frames > MAX_FRAMES:
             self.transport.abort()

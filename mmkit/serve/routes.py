@@ -1,4 +1,26 @@
-"""The routes: ``POST /v1/mm/generate``, ``GET /v1/mm/modalities`` and ``WS /v1/mm/session``."""
+"""The routes: ``POST /v1/mm/generate``, ``GET /v1/mm/modalities`` and ``WS /v1/mm/session``.
+
+The path of ``POST /v1/mm/generate``, function by function:
+
+1.  `answers.AnswerMiddleware.handle` refuses it if the server stops, and watches the answer.
+2.  `bodies.BodyMiddleware.handle` lets it pass: this route reads its body itself.
+3.  `routes.handle_generate`, the endpoint of the router, calls
+4.  `routes.answer_request`, which turns what comes back, or an error, into a response.
+5.  `routes.read_message` reads the body (`routes.read_body`), checks its size (`wire.check_size`)
+    and decodes it (`decoding.decode_json`) as a `protocol.GenerateRequest`.
+6.  `routes.generate` makes a generation of that message. It asks
+7.  `state.ServerState.resolve_model`, `state.ServerState.find_output`,
+    `engine.Engine.parse_sampling_params` and `engine.Engine.make_sampling_params` for the settings;
+8.  `state.ServerState.make_prompt` for vLLM's prompt: `wire.Decoder.decode_items` decodes the items
+    of each modality, and `engine.Engine.load_media` loads their media;
+9.  `engine.Engine.generate`, which renders the prompt (`engine.Engine.render`, where vLLM calls the
+    processor of mmkit) and sends it to the engine;
+10. `state.Answer.make_choice` for what is new in each output of vLLM, and `state.Answer.make_usage`
+    for the counts of tokens.
+11. `routes.stream_events` sends the events of a stream; else the first event is the answer.
+
+An error on this path becomes a refusal in `errors.make_response`.
+"""
 
 from __future__ import annotations
 
@@ -22,170 +44,284 @@ from .engine import Stopped
 from .errors import NoSpec, OtherOrigin
 from .protocol import Limits
 from .session import Session
-from .state import Answer, ServerState
+from .state import Answer, ServerState, find_state
 from .wire import parse_message
 
-_OF_VLLM = "entrypoints.serve.utils.api_utils"
-with_cancellation = find(f"{_OF_VLLM}:with_cancellation")
-load_aware_call = find(f"{_OF_VLLM}:load_aware_call")
+_VLLM_UTILS = "entrypoints.serve.utils.api_utils"
+with_cancellation = find(f"{_VLLM_UTILS}:with_cancellation")
+load_aware_call = find(f"{_VLLM_UTILS}:load_aware_call")
 
-Work = Callable[[Any, Request, ServerState], Awaitable[Any]]
-router = APIRouter(tags=["multimodal items"])
-COPY = "X-data-parallel-rank"
-"""The header by which a request names the copy of the model that has its prefix, as at vLLM's own
+RANK_HEADER = "X-data-parallel-rank"
+"""The header by which a request names the data parallel rank that has its prefix, as at vLLM's own
 routes."""
 
+REFUSAL_CODES = (400, 404, 405, 413, 429, 500, 503)
+"""HTTP statuses of refusals, for the OpenAPI document."""
+
+Work = Callable[[Any, Request, ServerState], Awaitable[Any]]
+"""What a route does with a decoded body: it returns a struct or a response."""
+
+Events = AsyncGenerator[protocol.Generation, None]
+"""An answer as it grows."""
+
 _JSON = "application/json"
+_EVENT_STREAM = "text/event-stream"
+
+router = APIRouter(tags=["multimodal items"])
 
 
-# -- what all routes do ----------------------------------------------------------------------------
+# -- the OpenAPI document --------------------------------------------------------------------------
 
 
-def _route(method: str, answer: Any, body: Any = None, **also: Any) -> Callable[[Work], Work]:
-    """A decorator that makes a route of a function of its name.
+def describe_content(kind: Any) -> dict[str, Any]:
+    """Return the description of a body in JSON."""
+    return {"content": {_JSON: {"schema": build_schema(kind)}}}
+
+
+def describe_responses(kind: Any, *, streams: bool = False) -> dict[int | str, dict[str, Any]]:
+    """Return the descriptions of the answers of a route, by status.
 
     Args:
-        method: of HTTP.
-        answer: the type of what the function returns, unless that is a response.
-        body: the type of what is asked; None for a route without a body.
-        also: media types of other answers, with their descriptions.
+        kind: the type of the body of an answer.
+        streams: whether there may be a stream instead.
     """
-
-    def content(kind: Any, **also: Any) -> dict[str, Any]:
-        return {"content": {_JSON: {"schema": build_schema(kind)}, **also}}
-
-    refusal = {"description": "A refusal.", **content(protocol.ErrorBody)}
-    refusals = dict.fromkeys((400, 404, 405, 413, 429, 500, 503), refusal)
-    described: dict[str, Any] = {"responses": {200: content(answer, **also), **refusals}}
-    if body:
-        described["openapi_extra"] = {"requestBody": {"required": True, **content(body)}}
-
-    def decorate(work: Work) -> Work:
-        async def handle(request: Request) -> Response:
-            state = getattr(request.app.state, "mmkit", None)
-            try:
-                if state is None:
-                    raise NoSpec
-                limits, raw = state.limits, await read(request, state.limits)
-                asked = body and await run_in_thread_if_large(
-                    len(raw), parse_message, body, raw, "body", limits
-                )
-                told = await working(asked, request, state)
-            except ClientDisconnect:
-                return Response(status_code=499)  # nobody reads it
-            except Exception as error:
-                return errors.make_response(error, state and state.plan, name)
-            if isinstance(told, Response):
-                return told
-            return Response(msgspec.json.encode(told), media_type=_JSON)
-
-        working = with_cancellation(load_aware_call(work))
-        name = handle.__name__ = work.__name__
-        handle.__doc__ = work.__doc__
-        router.add_api_route(f"/v1/mm/{name}", handle, methods=[method], **described)
-        return work
-
-    return decorate
+    answer = describe_content(kind)
+    if streams:
+        answer["content"][_EVENT_STREAM] = {}
+    refusal = {"description": "A refusal."} | describe_content(protocol.ErrorBody)
+    responses: dict[int | str, dict[str, Any]] = {200: answer}
+    for code in REFUSAL_CODES:
+        responses[code] = refusal
+    return responses
 
 
-async def read(request: Request, limits: Limits) -> bytearray:
-    """The body of a request.
+def describe_request(kind: Any) -> dict[str, Any]:
+    """Return the description of the body of a request."""
+    return {"requestBody": {"required": True} | describe_content(kind)}
+
+
+# -- GET /v1/mm/modalities -------------------------------------------------------------------------
+
+
+@router.get(
+    "/v1/mm/modalities", name="modalities", responses=describe_responses(protocol.Modalities)
+)
+async def handle_modalities(request: Request) -> Response:
+    """Return the modalities, outputs and limits of this model, from its spec."""
+    return await answer_request(request, "modalities", None, find_modalities)
+
+
+@with_cancellation  # type: ignore[untyped-decorator]
+@load_aware_call  # type: ignore[untyped-decorator]
+async def find_modalities(_: None, raw_request: Request, state: ServerState) -> protocol.Modalities:
+    """Return the description of the model."""
+
+    def get_description() -> protocol.Modalities:
+        return state.description
+
+    return await state.engine.run_on_item_thread(get_description)
+
+
+# -- POST /v1/mm/generate --------------------------------------------------------------------------
+
+
+@router.post(
+    "/v1/mm/generate",
+    name="generate",
+    responses=describe_responses(protocol.Generation, streams=True),
+    openapi_extra=describe_request(protocol.GenerateRequest),
+)
+async def handle_generate(request: Request) -> Response:
+    """Generate tokens for a prompt with items.
+
+    A stream is server-sent events, each a `Generation` with what is new, and ends with ``[DONE]``.
+    """
+    return await answer_request(request, "generate", protocol.GenerateRequest, generate)
+
+
+@with_cancellation  # type: ignore[untyped-decorator]
+@load_aware_call  # type: ignore[untyped-decorator]
+async def generate(
+    request: protocol.GenerateRequest, raw_request: Request, state: ServerState
+) -> Any:
+    """Return the generation of a request, or the response that streams it.
+
+    Raises:
+        InputError: the request is refused; for a stream, too, since its first event is awaited.
+    """
+    if request.prompt is None:
+        raise InputError("prompt", "a prompt", "none")
+    model = state.resolve_model(request.model)
+    output = state.find_output(request)
+    options = state.engine.parse_sampling_params(request.sampling_params, state.limits)
+    sampling = state.engine.make_sampling_params(options, output=output, stream=request.stream)
+    prompt = await state.make_prompt(request, settings=request)
+    request_id = f"mmgen-{uuid4().hex}"
+    outputs = state.engine.generate(
+        prompt,
+        sampling,
+        request_id,
+        data_parallel_rank=_parse_rank(raw_request),
+        must_fit=output is not None,
+    )
+    events = _make_events(request, outputs, Answer(output), request_id, model)
+    first = await anext(events)
+    if not request.stream:
+        await events.aclose()
+        return first
+    return StreamingResponse(stream_events(first, events, state), media_type=_EVENT_STREAM)
+
+
+def _parse_rank(raw_request: Request) -> int | None:
+    """Return the data parallel rank that a request names, if it does."""
+    text = raw_request.headers.get(RANK_HEADER)
+    if text is None:
+        return None
+    rank: int = decode_json(int, text, RANK_HEADER)
+    return rank
+
+
+async def _make_events(
+    request: protocol.GenerateRequest, outputs: Any, answer: Answer, request_id: str, model: str
+) -> Events:
+    """Yield the answer as it grows, or the whole as one event; the last event has the usage.
+
+    Args:
+        request: which says what the events have.
+        outputs: of `Engine.generate`.
+        answer: a new one.
+        request_id: its name.
+        model: that the request asks for.
+    """
+    created = int(time.time())
+    is_first = True
+    async with aclosing(outputs):
+        async for rendered, output in outputs:
+            event: dict[str, Any] = {
+                "id": request_id,
+                "object": "mm.generation.chunk" if request.stream else "mm.generation",
+                "created": created,
+                "model": model,
+                "choices": [await answer.make_choice(part) for part in output.outputs],
+            }
+            if is_first and request.return_token_ids:
+                event["prompt_token_ids"] = list(output.prompt_token_ids)
+                event["mm_placeholders"] = _convert_ranges(rendered)
+            if output.finished:
+                event["usage"] = answer.make_usage(output)
+            yield protocol.Generation(**event)
+            is_first = False
+
+
+def _convert_ranges(rendered: Any) -> dict[str, list[protocol.Range]]:
+    """Return vLLM's placeholder ranges of a rendered prompt, by modality."""
+    placeholders = rendered.get("mm_placeholders", {})
+    ranges = dict[str, list[protocol.Range]]
+    return msgspec.convert(placeholders, ranges, from_attributes=True)
+
+
+async def stream_events(
+    first: protocol.Generation, events: Events, state: ServerState
+) -> AsyncIterator[bytes]:
+    """Yield the events of a stream in the form of server-sent events.
+
+    An error after the first event ends the stream with an event of its own.
+    """
+    async with aclosing(events):
+        yield _encode_event(first)
+        try:
+            async for event in events:
+                yield _encode_event(event)
+            yield b"data: [DONE]\n\n"
+        except Exception as error:
+            info = errors.make_info(error, state.plan, "generate")
+            yield _encode_event(protocol.ErrorBody(error=info))
+
+
+def _encode_event(value: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+# -- what both routes do ---------------------------------------------------------------------------
+
+
+async def answer_request(request: Request, route: str, body_type: Any, work: Work) -> Response:
+    """Return the answer to a request, or its refusal.
+
+    Args:
+        request: the request.
+        route: its name in metrics.
+        body_type: the type of its body; None for a route without a body.
+        work: makes the answer.
+    """
+    state = find_state(request.app)
+    plan = None
+    if state is not None:
+        plan = state.plan
+    try:
+        if state is None:
+            raise NoSpec
+        message = await read_message(request, body_type, state.limits)
+        answer = await work(message, request, state)
+    except ClientDisconnect:
+        return Response(status_code=499)  # nobody reads it
+    except Exception as error:
+        return errors.make_response(error, plan, route)
+    if isinstance(answer, Response):
+        return answer
+    return Response(msgspec.json.encode(answer), media_type=_JSON)
+
+
+async def read_message(request: Request, body_type: Any, limits: Limits) -> Any:
+    """Return the decoded body of a request; None where the type of the body is None.
+
+    Raises:
+        InputError: the body is malformed.
+        TooLarge: it is beyond a limit.
+        ClientDisconnect: the client left.
+    """
+    body = await read_body(request, limits)
+    if body_type is None:
+        return None
+    return await run_in_thread_if_large(len(body), parse_message, body_type, body, "body", limits)
+
+
+async def read_body(request: Request, limits: Limits) -> bytearray:
+    """Return the body of a request.
 
     Raises:
         TooLarge: it is beyond a limit; the rest is not read.
         ClientDisconnect: the client left.
     """
     body = bytearray()
-    async for part in request.stream():
-        body += part
+    async for chunk in request.stream():
+        body += chunk
         if len(body) > limits.body_bytes:
             raise limits.make_error("body", "body_bytes", "bytes")
     return body
 
 
-# -- the routes ------------------------------------------------------------------------------------
-
-
-@_route("GET", protocol.Modalities)
-async def modalities(_: None, __: Request, state: ServerState) -> protocol.Modalities:
-    """The modalities, outputs and limits of this model, from its spec."""
-    return await state.engine.run_on_item_thread(lambda: state.description)
-
-
-@_route("POST", protocol.Generation, protocol.GenerateRequest, **{"text/event-stream": {}})
-async def generate(asked: protocol.GenerateRequest, request: Request, state: ServerState) -> Any:
-    """Tokens for a prompt with items. A stream is server-sent events, each a `Generation` with what
-    is new, and ends with ``[DONE]``."""
-    if asked.prompt is None:
-        raise InputError("prompt", "a prompt", "none")
-    model, output = state.resolve_model(asked.model), state.find_output(asked)
-    options = state.engine.parse_sampling_params(asked.sampling_params, state.limits)
-    sampling = state.engine.make_sampling_params(options, output=output, stream=asked.stream)
-    rank = request.headers.get(COPY)
-    prompt, name = await state.make_prompt(asked, asked), f"mmgen-{uuid4().hex}"
-    copy = None if rank is None else decode_json(int, rank, COPY)
-    fits = output is not None
-    outputs = state.engine.generate(prompt, sampling, name, data_parallel_rank=copy, must_fit=fits)
-    events = _events(asked, outputs, Answer(output), id=name, model=model)
-    # of a stream, too, so that a refusal still has its status
-    first = await anext(events)
-    if not asked.stream:
-        await events.aclose()
-        return first
-    return StreamingResponse(_sse(first, events, state), media_type="text/event-stream")
-
-
-async def _events(
-    asked: protocol.GenerateRequest, outputs: Any, answer: Answer, **named: Any
-) -> AsyncGenerator[protocol.Generation, None]:
-    """The answer as it grows, or the whole as one event; the last one has the usage."""
-    named["object"] = "mm.generation.chunk" if asked.stream else "mm.generation"
-    named["created"], ranges = int(time.time()), asked.return_token_ids
-    async with aclosing(outputs):
-        async for rendered, new in outputs:
-            told: dict[str, Any] = {
-                "choices": [await answer.make_choice(part) for part in new.outputs]
-            }
-            if ranges:
-                places = rendered.get("mm_placeholders", {})
-                of = dict[str, list[protocol.Range]]
-                told["mm_placeholders"] = msgspec.convert(places, of, from_attributes=True)
-                ranges, told["prompt_token_ids"] = False, list(new.prompt_token_ids)
-            if new.finished:
-                told["usage"] = answer.make_usage(new)
-            yield protocol.Generation(**named, **told)
-
-
-async def _sse(first: protocol.Generation, events: Any, state: ServerState) -> AsyncIterator[bytes]:
-    async with aclosing(events):
-        yield _event(first)
-        try:
-            async for event in events:
-                yield _event(event)
-            yield b"data: [DONE]\n\n"
-        except Exception as error:
-            yield _event(protocol.ErrorBody(error=errors.make_info(error, state.plan, "generate")))
-
-
-def _event(value: Any) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+# -- WS /v1/mm/session -----------------------------------------------------------------------------
 
 
 @router.websocket("/v1/mm/session")
 async def session(socket: WebSocket) -> None:
-    """A closed loop; see `mmkit.serve.session`."""
-    state = getattr(socket.app.state, "mmkit", None)
+    """Serve a session; see `mmkit.serve.session`."""
+    state = find_state(socket.app)
+    plan = None
+    if state is not None:
+        plan = state.plan
     try:
-        opened = _opened(socket, state)
+        new_session = _open_session(socket, state)
     except Exception as error:
-        refusal = errors.make_response(error, state and state.plan, "session")
+        refusal = errors.make_response(error, plan, "session")
         await socket.send_denial_response(refusal)
         return
-    await opened.run()
+    await new_session.run()
 
 
-def _opened(socket: WebSocket, state: ServerState | None) -> Session:
-    """The session of a socket, before its handshake.
+def _open_session(socket: WebSocket, state: ServerState | None) -> Session:
+    """Return the session of a socket, before its handshake.
 
     Raises:
         NoSpec, OtherOrigin, Stopped: it is refused.
@@ -194,9 +330,9 @@ def _opened(socket: WebSocket, state: ServerState | None) -> Session:
         raise NoSpec
     if state.is_stopping:
         raise Stopped
-    # browsers let pages of any site open websockets, and ask nobody: it is for the server to look
+    # browsers let the pages of any site open websockets, and do not check: the server has to
     origin = socket.headers.get("origin")
-    is_of_server = origin is None or urlsplit(origin).netloc == socket.headers.get("host")
-    if not is_of_server and state.origins.isdisjoint(("*", origin)):
-        raise OtherOrigin
+    if origin is not None and urlsplit(origin).netloc != socket.headers.get("host"):
+        if "*" not in state.origins and origin not in state.origins:
+            raise OtherOrigin
     return Session(state, socket)

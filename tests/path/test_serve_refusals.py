@@ -30,10 +30,10 @@ from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
 from mmkit import InputError, MmkitError, SpecError, testing
 from mmkit.serve import errors, routes, wire
-from mmkit.serve.answers import AnswerMiddleware
+from mmkit.serve.answers import AnswerMiddleware, handle_input_error
+from mmkit.serve.bodies import ITEM_FIELDS, BodyMiddleware
 from mmkit.serve.engine import Engine, LostItem
 from mmkit.serve.messages import ANTHROPIC, RESPONSES, ROUTE_FORMS, Messages
-from mmkit.serve.middleware import ITEM_FIELDS, BodyMiddleware
 from mmkit.serve.protocol import Limits
 from mmkit.serve.state import ServerState
 from mmkit.serve.wire import count_values
@@ -95,7 +95,7 @@ def serving(limits=Limits(body_bytes=200, sessions=1), *, spec=True):  # noqa: B
     app = FastAPI(lifespan=lifespan)
     app.add_middleware(BodyMiddleware)
     app.add_middleware(AnswerMiddleware)
-    app.add_exception_handler(InputError, errors.handle_input_error)
+    app.add_exception_handler(InputError, handle_input_error)
     app.include_router(routes.router)
     for path in ("/v1/other", "/v1/audio/transcriptions", "/health", "/metrics", *ROUTE_FORMS):
         app.api_route(path, methods=["GET", "POST"])(other)
