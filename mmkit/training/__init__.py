@@ -1,11 +1,13 @@
 """Specs as processors of transformers, for training. This package imports no vLLM.
 
 - `processor`: the base of the generated processors;
-- `batch`: samples of a batch as tensors, with the labels of their answers;
+- `padding`, `batch`: samples of a batch as tensors;
+- `collator`: a batch with the labels of its answers;
+- `chat`, `template`: conversations as vLLM's chat reads them, and their templates;
 - `mixin`: the model side;
 - `saving`: a processor in a checkpoint folder.
 """
 
-from .batch import Collator as Collator
+from .collator import Collator as Collator
 from .mixin import MultiModalMixin as MultiModalMixin
 from .processor import Processor as Processor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -10,12 +10,14 @@ import torch
 from ..errors import InputError, MmkitError
 from ..language.spec import Declaration
 from ..plan.encoder_rows import encoder_rows
-from .batch import token_types
+from .batch import number_modalities
 
 
 class MultiModalMixin:
-    """Mixin for a causal language model of transformers, the training side of
-    `mmkit.MultiModalModel`; put it first among the bases, and set `mm_spec`.
+    """Mixin for a causal language model of transformers, for training.
+
+    It is the counterpart of `mmkit.MultiModalModel`. Put it first among the bases, and set
+    `mm_spec`.
 
     For each modality the class defines ``embed_<modality>(self, **fields)``, the same method as in
     the class for vLLM: it receives the fields of a `Processor` and returns one (rows, hidden_size)
@@ -30,7 +32,7 @@ class MultiModalMixin:
     ...         self.post_init()
     ...
     ...     def embed_series(self, series):
-    ...         return [self.encoder(one) for one in series]
+    ...         return [self.encoder(steps) for steps in series]
 
     `forward` and `generate` take a batch of a `Processor` or a `Collator` as it is, ``model(
     **batch)``: `input_ids`, `mm_token_type_ids`, `placeholders` and the fields.
@@ -39,7 +41,7 @@ class MultiModalMixin:
     mm_spec: ClassVar[Declaration]
 
     def forward(self, input_ids: torch.Tensor | None = None, **inputs: Any) -> Any:
-        """The language model's result for a batch, with encoder rows at the placeholders.
+        """Return the language model's result for a batch, with encoder rows at the placeholders.
 
         Args:
             input_ids: int64 (prompts, length), expanded.
@@ -52,13 +54,13 @@ class MultiModalMixin:
                 number of rows than the prompts have positions, or rows of another width than the
                 language model's.
         """
-        return super().forward(**self._embedded(input_ids, **inputs))  # type: ignore[misc]
+        embedded = self._embed_batch(input_ids, inputs)
+        return super().forward(**embedded)  # type: ignore[misc]
 
     def generate(self, inputs: torch.Tensor | None = None, **options: Any) -> Any:
-        """The ids that transformers' `generate` adds to the prompts of a batch. Pad prompts on the
-        left.
+        """Return the ids that transformers' `generate` adds to the prompts of a batch.
 
-        vLLM never samples a placeholder. For the same here, pass
+        Pad prompts on the left. vLLM never samples a placeholder. For the same here, pass
         ``suppress_tokens=sorted(processor.plan.embed_ids)``, or set it in `generation_config`.
 
         Args:
@@ -70,35 +72,80 @@ class MultiModalMixin:
             MmkitError: as for `forward`.
         """
         input_ids = options.pop("input_ids", inputs)
-        embedded = self._embedded(input_ids, **options)
-        return super().generate(**{**embedded, "input_ids": input_ids})  # type: ignore[misc]
+        embedded = self._embed_batch(input_ids, options)
+        embedded["input_ids"] = input_ids
+        return super().generate(**embedded)  # type: ignore[misc]
 
-    def _embedded(self, input_ids: torch.Tensor | None, **rest: Any) -> dict[str, Any]:
-        """The inputs of the language model: embeddings for a batch with items, else ids."""
-        spec, sent = self.mm_spec, {}
-        types, placeholders = rest.pop("mm_token_type_ids", None), rest.pop("placeholders", None)
-        for m in spec.modalities:
-            names = [f"{m.name}_embeds", *m.fields]
-            sent[m.name] = {key: own for key in names if (own := rest.pop(key, None)) is not None}
-        given = [name for name, fields in sent.items() if fields]
-        if not given:
-            return {"input_ids": input_ids, **rest}
+    def _embed_batch(
+        self, input_ids: torch.Tensor | None, inputs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the inputs of the language model: embeddings for a batch with items, else ids.
+
+        Args:
+            input_ids: int64 (prompts, length), expanded.
+            inputs: the rest of the batch, and arguments that go to the language model.
+        """
+        spec = self.mm_spec
+        inputs = dict(inputs)
+        types = inputs.pop("mm_token_type_ids", None)
+        placeholders = inputs.pop("placeholders", None)
+        fields = _take_fields(spec, inputs)
+        if not fields:
+            return {"input_ids": input_ids, **inputs}
         if input_ids is None or types is None:
             expected = "input_ids and mm_token_type_ids beside items"
-            raise InputError(spec.name, expected, f"{', '.join(given)} without", "Pass **batch.")
+            raise InputError(spec.name, expected, f"{', '.join(fields)} without", "Pass **batch.")
         embeds = self.get_input_embeddings()(input_ids)  # type: ignore[attr-defined]
-        placed = None if placeholders is None else [*chain.from_iterable(placeholders)]
-        for name, number in token_types(spec).items():
-            where, is_own = f"{spec.name}.{name}, embed_{name}", types == number
-            counts = placed and [at.tokens.num_embeds for at in placed if at.modality == name]
-            fields, key = sent[name], f"{name}_embeds"
-            returned = fields.get(key, [])
-            if fields and key not in fields:
-                returned = getattr(self, f"embed_{name}")(**fields)
-            encoded = encoder_rows(returned, where, counts, embeds.shape[-1])
-            rows = [one.to(embeds) for one in encoded]
-            if (got := sum(map(len, rows))) != (positions := int(is_own.sum())):
-                raise MmkitError(where, f"{positions} encoder rows in all", str(got))
+        for name, number in number_modalities(spec).items():
+            where = f"{spec.name}.{name}, embed_{name}"
+            encoded = self._encode_items(name, fields.get(name, {}))
+            counts = _count_rows(name, placeholders)
+            rows = encoder_rows(encoded, where, counts, embeds.shape[-1])
+            is_embed = types == number
+            num_rows = sum(len(tensor) for tensor in rows)
+            num_positions = int(is_embed.sum())
+            if num_rows != num_positions:
+                expected = f"{num_positions} encoder rows in all"
+                raise MmkitError(where, expected, str(num_rows))
             if rows:
-                embeds = embeds.masked_scatter(is_own[..., None], torch.cat(rows))
-        return {"inputs_embeds": embeds, **rest}
+                source = torch.cat([tensor.to(embeds) for tensor in rows])
+                embeds = embeds.masked_scatter(is_embed[..., None], source)
+        return {"inputs_embeds": embeds, **inputs}
+
+    def _encode_items(self, modality: str, fields: dict[str, Any]) -> Any:
+        """Return what `embed_<modality>` makes of the fields of a batch.
+
+        Precomputed embeddings are returned as they are. For a batch without items of the modality
+        the result is an empty list.
+        """
+        if not fields:
+            return []
+        embeds_field = f"{modality}_embeds"
+        if embeds_field in fields:
+            return fields[embeds_field]
+        return getattr(self, f"embed_{modality}")(**fields)
+
+
+def _take_fields(spec: Declaration, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Remove the fields of items from the inputs, and return them by modality, if it has any."""
+    fields: dict[str, dict[str, Any]] = {}
+    for modality in spec.modalities:
+        for name in (f"{modality.name}_embeds", *modality.fields):
+            value = inputs.pop(name, None)
+            if value is not None:
+                fields.setdefault(modality.name, {})[name] = value
+    return fields
+
+
+def _count_rows(
+    modality: str, placeholders: Sequence[Sequence[Any]] | None
+) -> list[int | None] | None:
+    """Return the encoder rows of each item of a modality; None for a batch that does not tell."""
+    if placeholders is None:
+        return None
+    counts: list[int | None] = []
+    for placements in placeholders:
+        for placement in placements:
+            if placement.modality == modality:
+                counts.append(placement.tokens.num_embeds)
+    return counts

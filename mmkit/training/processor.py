@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, partial
-from itertools import chain
-from typing import Any, Literal, TypeAlias
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import torch
 from transformers.feature_extraction_utils import BatchFeature
 from typing_extensions import override
 
-from ..errors import InputError, convert_errors
+from ..errors import InputError
 from ..language.items.base import dtype_name
 from ..language.names import CALL_ARGUMENTS
 from ..language.vocabulary import of_text_config
 from ..plan.plan import Plan
-from .batch import Padding, batch_of
-from .chat import ContentFormat, Conversation, content_format, has_role
+from .batch import make_batch
+from .chat import Conversation
+from .padding import parse_padding
 from .saving import SavedProcessor
-
-Sample: TypeAlias = tuple[Any, dict[str, Any]]
-"""A prompt, as a text or a list of ids, and its items by modality."""
+from .template import ContentFormat, choose_template, detect_content_format, render_messages
 
 _KEYWORDS: Mapping[Any, str] = {"image": "images", "video": "videos", "audio": "audio"}
-"""The names of items in processors of transformers."""
+"""The names of items in processors of transformers, by vLLM's modality."""
+
+
+class Sample(NamedTuple):
+    """An unprocessed prompt of a call.
+
+    Attributes:
+        prompt: a text, or a list of ids.
+        items: as a caller writes them into ``multi_modal_data``.
+    """
+
+    prompt: Any
+    items: dict[str, Any]
 
 
 class Processor(SavedProcessor):
-    """Turns texts and items of a spec into the tensors that its model is trained on. Generated
-    classes set `spec`. Make a processor with `ModelSpec.hf_processor`, or load one from a
+    """Turns texts and items of a spec into the tensors that its model is trained on.
+
+    Generated classes set `spec`. Make a processor with `ModelSpec.hf_processor`, or load one from a
     checkpoint with `from_pretrained` or transformers' `AutoProcessor`.
 
     Ids and fields equal those of vLLM, value for value, because the same code makes them, if the
@@ -55,28 +66,39 @@ class Processor(SavedProcessor):
         dtype: torch.dtype | str | None = None,
         chat_template: str | None = None,
     ) -> None:
-        self.config, self.tokenizer, self.hf_processor = config, tokenizer, hf_processor
+        self.config = config
+        self.tokenizer = tokenizer
+        self.hf_processor = hf_processor
         self.mm_processor_kwargs = dict(mm_processor_kwargs or {})
-        known = *of_text_config(config, "dtype"), getattr(config, "dtype", None)
-        stated = dtype_name(next(filter(None, (dtype, *known)), None))
-        self.dtype: torch.dtype | None = stated and getattr(torch, stated)
+        self.dtype = _choose_dtype(dtype, config)
         self.chat_template = chat_template or getattr(tokenizer, "chat_template", None)
         self.plan  # noqa: B018  (binding refuses a spec that cannot work)
 
     @cached_property
     def plan(self) -> Plan:
         """The spec, bound to config, tokenizer and Hugging Face processor."""
-        own = self.config, self.tokenizer, self.hf_processor, self.mm_processor_kwargs
-        return Plan(self.spec, *own, dtype=self.dtype)
+        return Plan(
+            self.spec,
+            self.config,
+            self.tokenizer,
+            self.hf_processor,
+            self.mm_processor_kwargs,
+            dtype=self.dtype,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "plan"}
+        # a plan cannot be pickled; the copy binds the spec again
+        state = dict(vars(self))
+        state.pop("plan", None)
+        return state
 
     @property
     @override
     def model_input_names(self) -> list[str]:
-        fields = [name for m in self.plan.modalities.values() for name in m.fields]
-        return ["input_ids", "attention_mask", "mm_token_type_ids", *fields]
+        names = ["input_ids", "attention_mask", "mm_token_type_ids"]
+        for modality in self.plan.modalities.values():
+            names.extend(modality.fields)
+        return names
 
     @override
     def __call__(
@@ -93,7 +115,7 @@ class Processor(SavedProcessor):
         return_tensors: str | None = "pt",
         **items: Any,
     ) -> BatchFeature:
-        """A prompt with its items, or a batch of prompts, as tensors.
+        """Return a prompt with its items, or a batch of prompts, as tensors.
 
         A text, or a flat list of ids, is one prompt, and each modality takes what one puts into
         ``multi_modal_data``: an item, or a list of items. A list of texts, or of lists of ids, is a
@@ -112,7 +134,7 @@ class Processor(SavedProcessor):
         - the fields of all items, prompt by prompt, as vLLM passes them to the model: batched
           fields stacked, or a list where the shapes differ, flat fields concatenated.
 
-        For a model without placeholders (``tokens=0``) it has `input_ids` and the fields alone.
+        For a model without placeholders (``tokens=0``) it has only `input_ids` and the fields.
 
         Args:
             text: a text, or a list of them.
@@ -142,17 +164,28 @@ class Processor(SavedProcessor):
             remedy = "Nothing is cut off, as in a server: shorten the prompt itself."
             raise InputError(f"{name}.truncation", "False", repr(truncation), remedy)
         self._check_arguments(items)
-        padded = self.padded(padding, max_length, padding_side, pad_to_multiple_of)
+        pad_options = parse_padding(
+            self.plan,
+            self.tokenizer,
+            padding,
+            max_length=max_length,
+            padding_side=padding_side,
+            pad_to_multiple_of=pad_to_multiple_of,
+        )
         tokenization: dict[str, Any] = {}
         if add_special_tokens is not None and text is not None:
             tokenization["add_special_tokens"] = add_special_tokens
-        prompts = self.samples(text, input_ids, **items)
-        samples = [self.plan.preview(prompt, data, **tokenization) for prompt, data in prompts]
-        batch = batch_of(self.plan, samples, padded)
+        samples = self.split_samples(text, input_ids, **items)
+        previews = []
+        for sample in samples:
+            previews.append(self.plan.preview(sample.prompt, sample.items, **tokenization))
+        batch = make_batch(self.plan, previews, pad_options)
         if self.spec.decoder_prompt is not None:
-            ids = [self.plan.encode(prompt, **tokenization) for prompt, _ in prompts]
-            rewritten = [self.plan.rewrite("decoder_prompt", one) for one in ids]
-            batch |= padded.prompts("decoder_input_ids", rewritten, name)
+            decoder_prompts = []
+            for sample in samples:
+                ids = self.plan.encode(sample.prompt, **tokenization)
+                decoder_prompts.append(self.plan.rewrite("decoder_prompt", ids))
+            batch.update(pad_options.pad_prompts("decoder_input_ids", decoder_prompts, name))
         return BatchFeature(batch)
 
     def _check_arguments(self, items: Iterable[str]) -> None:
@@ -176,78 +209,83 @@ class Processor(SavedProcessor):
 
     @property
     def item_names(self) -> list[str]:
-        """The names by which a call takes items: those of the modalities, and transformers' names
-        for images, videos and audio."""
-        modalities = self.plan.modalities
-        of_transformers = {_KEYWORDS[m.item.media] for m in modalities.values() if m.item.media}
-        return sorted({*modalities, *of_transformers})
+        """The names by which a call takes items.
 
-    def samples(self, text: Any = None, input_ids: Any = None, **items: Any) -> list[Sample]:
-        """Prompts with their items, unprocessed; arguments as for a call."""
-        where, own = f"{self.spec.name}.prompt", self.plan.modalities
-        if text is None and input_ids is None and self.spec.is_raw:
-            input_ids = []
-        if (text is None) == (input_ids is None):
-            raise InputError(where, "a text or input_ids", "neither" if text is None else "both")
-        given = {key: sent for key, sent in items.items() if sent is not None}
-        names = {_KEYWORDS.get(m.item.media): name for name, m in own.items() if name not in given}
-        data = {key if key in own else names.get(key, key): sent for key, sent in given.items()}
-        self.plan.check_names(data)
-        if isinstance(text, str):
-            return [(text, data)]
-        listed = _listed(input_ids if text is None else text)
-        if not isinstance(listed, (list, tuple)):
-            expected = "token ids" if text is None else "a text, or a list of them"
-            raise InputError(where, expected, repr(listed))
-        prompts = [_listed(one) for one in listed]
-        if text is None and not any(isinstance(one, (list, tuple)) for one in prompts):
-            return [(prompts, data)]
-        if not prompts:
-            raise InputError(where, "at least one prompt", "none")
-        for name, sent in data.items():
-            got = f"{len(sent)} of them" if isinstance(sent, (list, tuple)) else type(sent).__name__
-            if got != f"{len(prompts)} of them":
-                expected = f"a list with the items of each of {len(prompts)} prompts"
-                remedy = "Write None for a prompt without any."
-                raise InputError(f"{self.spec.name}.{name}", expected, got, remedy)
-        rows = [{name: sent[i] for name, sent in data.items()} for i in range(len(prompts))]
-        found = [{name: one for name, one in row.items() if one is not None} for row in rows]
-        return [*zip(prompts, found, strict=True)]
+        They are the names of the modalities, and transformers' names for images, videos and audio.
+        """
+        names = set(self.plan.modalities)
+        for modality in self.plan.modalities.values():
+            if modality.item.media:
+                names.add(_KEYWORDS[modality.item.media])
+        return sorted(names)
 
-    def padded(
-        self, padding: bool | str, length: int | None, side: str | None, multiple: int | None
-    ) -> Padding:
-        """The padding that the arguments of a call ask for. Its id is the first that is no
-        placeholder: the tokenizer's for padding, that for the end, and then any from 0 on.
+    def split_samples(self, text: Any = None, input_ids: Any = None, **items: Any) -> list[Sample]:
+        """Return the prompts of a call, each with its items, unprocessed; arguments as for a call.
 
         Raises:
-            InputError: a value that an argument cannot have, or a length or a multiple for prompts
-                that are not padded.
+            InputError: no prompt, a text beside ids, or another number of items than of prompts.
         """
-        name = self.spec.name
-        has_length = padding == "max_length" and length is not None
-        if padding not in (True, False, "longest", "do_not_pad") and not has_length:
-            expected = 'a bool, "longest", or "max_length" beside max_length='
-            raise InputError(f"{name}.padding", expected, repr(padding))
-        if side not in (None, "left", "right"):
-            raise InputError(f"{name}.padding_side", '"left" or "right"', repr(side))
-        for argument, value in (("max_length", length), ("pad_to_multiple_of", multiple)):
-            is_number = isinstance(value, int) and not isinstance(value, bool) and value > 0
-            if value is not None and not is_number:
-                raise InputError(f"{name}.{argument}", "a number above 0", repr(value))
-        if length is not None and not has_length:
-            expected = 'padding="max_length" beside it'
-            got, remedy = f"padding={padding!r}", "Nothing is cut off, as in a server."
-            raise InputError(f"{name}.max_length", expected, got, remedy)
-        is_wanted = padding not in (False, "do_not_pad")
-        if multiple is not None and not is_wanted:
-            got = f"padding={padding!r}"
-            raise InputError(f"{name}.pad_to_multiple_of", "padding=True beside it", got)
-        known = [getattr(self.tokenizer, f"{kind}_token_id", None) for kind in ("pad", "eos")]
-        taken, others = {None, *self.plan.embed_ids}, range(self.plan.vocab_size)
-        token: Any = next(token for token in chain(known, others) if token not in taken)
-        side = str(side or getattr(self.tokenizer, "padding_side", "right"))
-        return Padding(token, side, length or 0, multiple or 1, is_wanted)
+        where = f"{self.spec.name}.prompt"
+        if text is None and input_ids is None and self.spec.is_raw:
+            input_ids = []
+        if text is None and input_ids is None:
+            raise InputError(where, "a text or input_ids", "neither")
+        if text is not None and input_ids is not None:
+            raise InputError(where, "a text or input_ids", "both")
+        data = self._name_modalities(items)
+        if isinstance(text, str):
+            return [Sample(text, data)]
+        prompts = _to_list(input_ids if text is None else text)
+        if not isinstance(prompts, (list, tuple)):
+            expected = "token ids" if text is None else "a text, or a list of them"
+            raise InputError(where, expected, repr(prompts))
+        prompts = [_to_list(prompt) for prompt in prompts]
+        has_lists = any(isinstance(prompt, (list, tuple)) for prompt in prompts)
+        if text is None and not has_lists:
+            return [Sample(prompts, data)]  # one prompt: a flat list of ids
+        if not prompts:
+            raise InputError(where, "at least one prompt", "none")
+        self._check_counts(data, len(prompts))
+        samples = []
+        for i, prompt in enumerate(prompts):
+            sample = Sample(prompt, {})
+            for name, values in data.items():
+                if values[i] is not None:
+                    sample.items[name] = values[i]
+            samples.append(sample)
+        return samples
+
+    def _name_modalities(self, items: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the items of a call by the names of their modalities, for transformers' names too.
+
+        Raises:
+            InputError: a name that is no modality, or both names of one.
+        """
+        values = {name: value for name, value in items.items() if value is not None}
+        modality_names: dict[str, str] = {}
+        for name, modality in self.plan.modalities.items():
+            if modality.item.media and name not in values:
+                modality_names[_KEYWORDS[modality.item.media]] = name
+        data: dict[str, Any] = {}
+        for name, value in values.items():
+            if name not in self.plan.modalities:
+                name = modality_names.get(name, name)
+            data[name] = value
+        self.plan.check_names(data)
+        return data
+
+    def _check_counts(self, data: Mapping[str, Any], num_prompts: int) -> None:
+        """Refuse modalities without a list of one entry per prompt."""
+        for name, values in data.items():
+            if not isinstance(values, (list, tuple)):
+                got = type(values).__name__
+            elif len(values) != num_prompts:
+                got = f"{len(values)} of them"
+            else:
+                continue
+            expected = f"a list with the items of each of {num_prompts} prompts"
+            remedy = "Write None for a prompt without any."
+            raise InputError(f"{self.spec.name}.{name}", expected, got, remedy)
 
     # -- messages ----------------------------------------------------------------------------------
 
@@ -265,28 +303,27 @@ class Processor(SavedProcessor):
         interleave_mm_strings: bool = False,
         **options: Any,
     ) -> Any:
-        """A conversation, or a list of conversations, as text or as tensors: the prompt that vLLM's
-        chat makes of these messages.
+        """Return the prompt that vLLM's chat makes of messages, as text or as tensors.
 
-        The content of a message is a text or a list of parts, ``{"type": "text", "text": ...}`` and
+        It takes a conversation, or a list of conversations, and returns one prompt or a list. The
+        content of a message is a text or a list of parts, ``{"type": "text", "text": ...}`` and
         ``{"type": "series", "series": item}`` with the name of a modality. As in vLLM, a template
-        with a loop over the parts receives them, and writes the placeholder of an item itself. Any
-        other template receives one text: the placeholders that the texts do not hold, modality by
-        modality, and then the texts, each on a line. A placeholder is the text of the spec's
-        `replace`.
+        with a loop over the parts receives them, and writes the target of an item itself. Any other
+        template receives one text: the targets that the texts do not hold, modality by modality,
+        and then the texts, each on a line. A target is the text of the spec's `replace`.
 
         Args:
             conversation: messages with `role` and `content`, or lists of them. Templates also
                 receive what vLLM passes on: `tool_calls`, `tool_call_id`, `reasoning`, `name`.
             chat_template: a template, or the name of one, in place of the processor's. Without it,
                 and with `tools`, the tokenizer's own comes first, as in vLLM.
-            tokenize: return tensors: the `input_ids` alone, or all with ``return_dict=True``.
+            tokenize: return tensors: only `input_ids`, or all with ``return_dict=True``.
             return_dict: with `tokenize`, return the whole result of `Processor.__call__`.
             processor_kwargs: arguments of that call, for example `padding`.
             return_tensors: another argument of that call.
             chat_template_content_format: the server's ``--chat-template-content-format``: "string",
                 "openai", or "auto", by which the syntax of the template tells.
-            interleave_mm_strings: the server's ``--interleave-mm-strings``: placeholders stand
+            interleave_mm_strings: the server's ``--interleave-mm-strings``: targets stand
                 among the texts, in the order of the parts.
             options: of the tokenizer's `apply_chat_template`, for example `add_generation_prompt`
                 and `tools`; arguments of `Processor.__call__`; the template receives the others.
@@ -304,111 +341,62 @@ class Processor(SavedProcessor):
         for name in CALL_ARGUMENTS:
             if name in options:
                 call_options[name] = options.pop(name)
-        template = self._template(chat_template, options.get("tools"))
-        form = chat_template_content_format
-        if form == "auto":
-            form = content_format(template)
-        if form not in ("string", "openai"):
-            where = f"{self.spec.name}.chat_template_content_format"
-            raise InputError(where, '"auto", "string" or "openai"', repr(form))
-        is_one = isinstance(conversation[0], Mapping)
-        conversations = [conversation] if is_one else conversation
+        template = choose_template(
+            f"{self.spec.name}.chat_template",
+            chat_template,
+            self.chat_template,
+            getattr(self.tokenizer, "chat_template", None),
+            options.get("tools"),
+        )
+        content_format = chat_template_content_format
+        if content_format == "auto":
+            content_format = detect_content_format(template)
+        if content_format not in ("string", "openai"):
+            name = f"{self.spec.name}.chat_template_content_format"
+            raise InputError(name, '"auto", "string" or "openai"', repr(content_format))
+        is_single = isinstance(conversation[0], Mapping)
+        conversations = [conversation] if is_single else conversation
         texts: list[str] = []
         requests: list[dict[str, Any]] = []
         for messages in conversations:
             reader = Conversation(
-                self.spec, self.plan.modalities, form, interleave_mm_strings=interleave_mm_strings
+                self.spec,
+                self.plan.modalities,
+                content_format,
+                interleave_mm_strings=interleave_mm_strings,
             )
-            read = [reader.read(message) for message in messages]
-            texts.append(self._rendered(read, reader.left_out, template, options))
-            requests.append(reader.data())
+            entries = [reader.parse_message(message) for message in messages]
+            text = render_messages(
+                where, self.tokenizer, template, entries, reader.left_out, options
+            )
+            texts.append(text)
+            requests.append(reader.gather_data())
         if not tokenize:
-            return texts[0] if is_one else texts
+            return texts[0] if is_single else texts
         ids = [self.plan.encode(text, add_special_tokens=False) for text in texts]
-        names = {name: None for request in requests for name in request}
-        items: dict[str, Any] = {
-            name: [request.get(name) for request in requests] for name in names
-        }
+        items: dict[str, Any] = {}
+        for request in requests:
+            for name in request:
+                items[name] = [request.get(name) for request in requests]
         batch = self(input_ids=ids, **call_options, **items)
         return batch if return_dict else batch["input_ids"]
 
-    def _template(self, chosen: str | None, tools: Any) -> str:
-        """Return the chat template that vLLM takes.
 
-        Raises:
-            InputError: there is none.
-        """
-        where = f"{self.spec.name}.chat_template"
-        of_tokenizer: Any = getattr(self.tokenizer, "chat_template", None)
-        template: Any = self.chat_template
-        if chosen is not None:
-            templates = {**_named_templates(template), **_named_templates(of_tokenizer)}
-            if chosen in templates:
-                return str(templates[chosen])
-            if "{" not in chosen:
-                expected = f"a template, or a name among {sorted(templates)}"
-                raise InputError(where, expected, repr(chosen))
+def _choose_dtype(dtype: torch.dtype | str | None, config: Any) -> torch.dtype | None:
+    """Return the dtype of a processor; None where nothing states one.
+
+    The argument comes first, then the config of the language model, then the whole config.
+    """
+    candidates = [dtype]
+    candidates += of_text_config(config, "dtype")
+    candidates.append(getattr(config, "dtype", None))
+    for candidate in candidates:
+        if candidate:
+            chosen: torch.dtype = getattr(torch, dtype_name(candidate))
             return chosen
-        if tools is not None and of_tokenizer is not None:
-            template = of_tokenizer
-        named = _named_templates(template)
-        name = "tool_use" if tools is not None and "tool_use" in named else "default"
-        template = named.get(name)
-        if not isinstance(template, str):
-            raise InputError(where, "a chat template", "none", "Give chat_template=.")
-        return template
-
-    def _rendered(
-        self,
-        messages: list[dict[str, Any]],
-        left_out: list[dict[str, Any]],
-        template: str,
-        options: Mapping[str, Any],
-    ) -> str:
-        """Return the text of a conversation.
-
-        Args:
-            messages: as vLLM passes them to the template.
-            left_out: per message, what vLLM does not pass on.
-            template: the chat template.
-            options: of the tokenizer and the template.
-
-        Raises:
-            InputError: the template refuses the messages, or reads what vLLM does not pass on.
-        """
-        where = f"{self.spec.name}.conversation"
-        if not has_role(template, "developer"):
-            for i, message in enumerate(messages):
-                if message["role"] == "developer":
-                    # some releases of vLLM make it a system message, and merge these into one
-                    remedy = "Write a system message."
-                    got = "developer, which it does not name"
-                    raise InputError(f"{where}[{i}]", "a role of the chat template", got, remedy)
-        render = partial(
-            self.tokenizer.apply_chat_template, chat_template=template, tokenize=False, **options
-        )
-        with convert_errors(where, "messages that the chat template takes", InputError):
-            text: str = render(messages)
-        if any(left_out):
-            whole = [{**message, **more} for message, more in zip(messages, left_out, strict=True)]
-            try:
-                differs = render(whole) != text
-            except Exception:  # of the template, which cannot take what it reads
-                differs = True
-            if differs:
-                names = sorted({name for more in left_out for name in more})
-                expected = "messages of which vLLM's chat passes all on to the template"
-                remedy = "Write the thoughts of a message as its reasoning, and leave out others."
-                raise InputError(where, expected, f"{names} as well, which it reads", remedy)
-        return text
+    return None
 
 
-def _named_templates(templates: Any) -> Mapping[str, Any]:
-    """Return the templates of a tokenizer or a processor, which has one or several, by name."""
-    if templates is None:
-        return {}
-    return templates if isinstance(templates, Mapping) else {"default": templates}
-
-
-def _listed(value: Any) -> Any:
+def _to_list(value: Any) -> Any:
+    """Return an array or a tensor as a list, and anything else as it is."""
     return value.tolist() if hasattr(value, "tolist") else value

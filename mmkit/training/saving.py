@@ -31,10 +31,13 @@ from ..plan.hf_calls import LazyProcessor
 
 logger = logging.getLogger(__name__)
 
-INNER = "hf_processor"
+HF_PROCESSOR = "hf_processor"
+"""The folder of the Hugging Face processor, and its key in processor_config.json."""
+
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-_PARTS = ("config", "tokenizer", "hf_processor", "mm_processor_kwargs", "dtype")
-_OF_FILES = ("cache_dir", "force_download", "local_files_only", "token", "revision")
+
+_FILE_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision")
+"""The options of transformers' `from_pretrained` that concern the files of a checkpoint."""
 
 
 class SavedProcessor(ProcessorMixin):
@@ -45,32 +48,36 @@ class SavedProcessor(ProcessorMixin):
     """
 
     spec: ClassVar[Declaration]
-    attributes: ClassVar[list[str]] = []  # what is saved is said here
+    attributes: ClassVar[list[str]] = []  # `save_pretrained` below writes the parts itself
     audio_tokenizer: ClassVar[None] = None  # for transformers 4
 
     @override
     @classmethod
     def get_attributes(cls) -> list[str]:
-        return cls.attributes  # for transformers 5
+        """Return `attributes`, for transformers 5."""
+        return cls.attributes
 
     @override
     def to_dict(self, **_: Any) -> dict[str, Any]:
-        """The contents of processor_config.json."""
-        name, kwargs = type(self).__name__, self.mm_processor_kwargs
-        stated: dict[str, Any] = {"processor_class": name, "mm_processor_kwargs": kwargs}
-        stated["dtype"] = dtype_name(self.dtype)
-        if self._inner() is not None:
-            stated[INNER] = INNER
-        if _code_of_spec(self.spec):
-            stated["auto_map"] = {"AutoProcessor": f"processing_{self.spec.name}.{name}"}
-        return stated
+        """Return the contents of processor_config.json."""
+        name = type(self).__name__
+        contents: dict[str, Any] = {
+            "processor_class": name,
+            "mm_processor_kwargs": self.mm_processor_kwargs,
+            "dtype": dtype_name(self.dtype),
+        }
+        if self._find_hf_processor() is not None:
+            contents[HF_PROCESSOR] = HF_PROCESSOR
+        if _find_spec_code(self.spec):
+            contents["auto_map"] = {"AutoProcessor": f"processing_{self.spec.name}.{name}"}
+        return contents
 
     @override
     def save_pretrained(self, save_directory: Any, *options: Any, **more: Any) -> Any:
-        """Write the processor into a folder, so that `AutoProcessor.from_pretrained` loads it: with
-        ``trust_remote_code=True``, or where its class is registered.
+        """Write the processor into a folder, so that `AutoProcessor.from_pretrained` loads it.
 
-        The folder receives the code of the spec and of the config class, too, except for modules of
+        Loading takes ``trust_remote_code=True``, or a process that has registered the class. The
+        folder receives the code of the spec and of the config class, too, except for modules of
         a script or a notebook, which no other process can import, and those that import from
         folders above their own. An existing config.json stays, and only learns of the code of its
         class.
@@ -80,32 +87,32 @@ class SavedProcessor(ProcessorMixin):
             options: of transformers' `save_pretrained`, for example `push_to_hub`.
             more: others by name.
         """
-        path, spec, config = Path(save_directory), self.spec, self.config
-        path.mkdir(parents=True, exist_ok=True)
-        of_config, of_spec = _code(type(config).__module__), _code_of_spec(spec)
-        for file in {*of_config, *of_spec}:
-            if file.parent.resolve() != path.resolve():
-                shutil.copy(file, path)
-        if not (own := path / "config.json").exists():
-            config.save_pretrained(path)
-        if of_config:
-            stored = json.loads(own.read_text(encoding="utf-8"))
-            name = f"{of_config[0].stem}.{type(config).__name__}"
-            stored["auto_map"] = {**stored.get("auto_map", {}), "AutoConfig": name}
-            own.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        config_code = _find_code(type(self.config).__module__)
+        spec_code = _find_spec_code(self.spec)
+        for file in {*config_code, *spec_code}:
+            if file.parent.resolve() != folder.resolve():
+                shutil.copy(file, folder)
+        if not (folder / "config.json").exists():
+            self.config.save_pretrained(folder)
+        if config_code:
+            _name_config_code(folder, f"{config_code[0].stem}.{type(self.config).__name__}")
         if self.tokenizer is not None:
-            self.tokenizer.save_pretrained(path)
-        if (inner := self._inner()) is not None:
-            inner.save_pretrained(path / INNER)
-        if of_spec and (held := module_of(spec)):
-            code = source(spec, f".{of_spec[0].stem}.{held[1]}", "training")
-            (path / f"processing_{spec.name}.py").write_text(code, encoding="utf-8")
+            self.tokenizer.save_pretrained(folder)
+        hf_processor = self._find_hf_processor()
+        if hf_processor is not None:
+            hf_processor.save_pretrained(folder / HF_PROCESSOR)
+        place = module_of(self.spec)
+        if spec_code and place:
+            code = source(self.spec, f".{spec_code[0].stem}.{place[1]}", "training")
+            (folder / f"processing_{self.spec.name}.py").write_text(code, encoding="utf-8")
         return super().save_pretrained(save_directory, *options, **more)
 
     @override
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **options: Any) -> Self:
-        """A processor that `save_pretrained` wrote, or one from any checkpoint of the model.
+        """Load a processor that `save_pretrained` wrote, or one from any checkpoint of the model.
 
         Args:
             pretrained_model_name_or_path: a folder, or a name on the hub.
@@ -116,55 +123,90 @@ class SavedProcessor(ProcessorMixin):
         """
         name = pretrained_model_name_or_path
         options.pop("_from_auto", None)
-        given = {key: options.pop(key, None) for key in _PARTS}
-        of_files = {key: options[key] for key in _OF_FILES if key in options}
-        trusted = {**of_files, "trust_remote_code": options.pop("trust_remote_code", False)}
-        stored, _ = cls.get_processor_dict(name, **of_files)
-        saved = stored if stored.get("processor_class") == cls.__name__ else {}
-        if given["config"] is None:
-            given["config"] = AutoConfig.from_pretrained(name, **trusted)
-        if given["tokenizer"] is None and has_tokenizer(name, **of_files):
-            given["tokenizer"] = AutoTokenizer.from_pretrained(name, **trusted)
-        if given["hf_processor"] is None and (not saved or INNER in saved):
-            if saved or Path(name, INNER).is_dir():
-                options["subfolder"] = INNER
-            load = partial(AutoProcessor.from_pretrained, name, **{**options, **trusted})
-            given["hf_processor"] = LazyProcessor(load)
-        for key in ("mm_processor_kwargs", "dtype"):
-            given[key] = given[key] or saved.get(key)
-        return cls(**given, chat_template=stored.get("chat_template"))
+        config = options.pop("config", None)
+        tokenizer = options.pop("tokenizer", None)
+        hf_processor = options.pop("hf_processor", None)
+        mm_processor_kwargs = options.pop("mm_processor_kwargs", None)
+        dtype = options.pop("dtype", None)
+        trust_remote_code = options.pop("trust_remote_code", False)
+        file_options = {key: options[key] for key in _FILE_OPTIONS if key in options}
+        code_options = {**file_options, "trust_remote_code": trust_remote_code}
 
-    def _inner(self) -> Any:
-        """The Hugging Face processor to save as well; None where the spec uses none."""
-        own, bound = self.hf_processor, self.plan.modalities.values()
-        if not isinstance(own, LazyProcessor):
-            return own
-        # what reads `proc` has loaded it when the spec was bound
-        is_called = any(
-            m.field_processor.hf_call and m.field_processor.hf_call.part is None for m in bound
+        contents, _ = cls.get_processor_dict(name, **file_options)
+        is_saved = contents.get("processor_class") == cls.__name__
+        if config is None:
+            config = AutoConfig.from_pretrained(name, **code_options)
+        if tokenizer is None and has_tokenizer(name, **file_options):
+            tokenizer = AutoTokenizer.from_pretrained(name, **code_options)
+        if hf_processor is None and (not is_saved or HF_PROCESSOR in contents):
+            if is_saved or Path(name, HF_PROCESSOR).is_dir():
+                options["subfolder"] = HF_PROCESSOR
+            # a partial can be pickled, and with it the processor; a function in here cannot
+            load = partial(AutoProcessor.from_pretrained, name, **{**options, **code_options})
+            hf_processor = LazyProcessor(load)
+        if is_saved:
+            mm_processor_kwargs = mm_processor_kwargs or contents.get("mm_processor_kwargs")
+            dtype = dtype or contents.get("dtype")
+        return cls(
+            config=config,
+            tokenizer=tokenizer,
+            hf_processor=hf_processor,
+            mm_processor_kwargs=mm_processor_kwargs,
+            dtype=dtype,
+            chat_template=contents.get("chat_template"),
         )
-        return own.loaded if is_called or "loaded" in vars(own) else None
+
+    def _find_hf_processor(self) -> Any:
+        """Return the Hugging Face processor to save as well; None where the spec uses none."""
+        if not isinstance(self.hf_processor, LazyProcessor):
+            return self.hf_processor
+        is_called = False
+        for modality in self.plan.modalities.values():
+            call = modality.field_processor.hf_call
+            # looking at the part of the processor that a spec calls loads the processor
+            if call is not None and call.part is None:
+                is_called = True
+        # an expression that reads `proc` has loaded it when the spec was bound
+        is_used = is_called or "loaded" in vars(self.hf_processor)
+        return self.hf_processor.loaded if is_used else None
 
 
 def has_tokenizer(name: Any, **options: Any) -> bool:
-    """Whether a checkpoint has a tokenizer; transformers makes one up for some that have none."""
-    options |= {"_raise_exceptions_for_missing_entries": False}
+    """Return whether a checkpoint has a tokenizer.
+
+    transformers makes one up for some checkpoints that have none.
+    """
+    options["_raise_exceptions_for_missing_entries"] = False
     return any(cached_file(str(name), file, **options) for file in TOKENIZER_FILES)
 
 
-def _code_of_spec(spec: Declaration) -> list[Path]:
-    return [] if module_of(spec) is None else _code(spec.declaring_module)
+def _name_config_code(folder: Path, name: str) -> None:
+    """Write the class of a config, as ``module.Class``, into config.json."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["auto_map"] = {**config.get("auto_map", {}), "AutoConfig": name}
+    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _code(name: str) -> list[Path]:
-    """The file of a module, and the files of its folder that it imports; none for a module of
-    transformers, for one that no other process can import, and for one with imports from folders
-    above."""
-    file = getattr(sys.modules[name], "__file__", None)
-    if file is None or name.startswith(("transformers.", "__main__")):
+def _find_spec_code(spec: Declaration) -> list[Path]:
+    """Return the files of a spec, as for `_find_code`; none for one that cannot be imported."""
+    if module_of(spec) is None:
+        return []
+    return _find_code(spec.declaring_module)
+
+
+def _find_code(module: str) -> list[Path]:
+    """Return the file of a module, and the files of its folder that it imports.
+
+    The list is empty for a module of transformers, for one that no other process can import, and
+    for one with imports from folders above.
+    """
+    file = getattr(sys.modules[module], "__file__", None)
+    if file is None or module.startswith(("transformers.", "__main__")):
         return []
     try:
-        return [Path(file), *map(Path, get_relative_import_files(file))]
+        imports = get_relative_import_files(file)
     except OSError:
         logger.warning("%s is not saved: it imports from folders above its own", file)
         return []
+    return [Path(path) for path in [file, *imports]]

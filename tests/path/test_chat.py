@@ -40,7 +40,7 @@ from mmkit.language.messages import PARTS
 from mmkit.language.names import FORWARD_ARGUMENTS
 from mmkit.testing import processors, vllm_path
 from mmkit.testing.differences import differences
-from mmkit.training.chat import content_format
+from mmkit.training.template import detect_content_format
 from mmkit.vllm_api import chat
 from mmkit.vllm_api.compat import find
 from tests.profiles import scaled
@@ -327,7 +327,7 @@ OTHERS = [path.read_text() for path in Path(vllm.__file__).parent.rglob("chat_te
 @settings(max_examples=scaled(200))
 @given(DRAWN | st.sampled_from([*TEMPLATES.values(), *OTHERS]))
 def test_a_template_has_the_form_that_a_server_sees(template: str) -> None:
-    form = content_format(template)
+    form = detect_content_format(template)
     event(form)
     assert form == detect(template, default="string")
 

@@ -186,7 +186,7 @@ BATCHES = [
 
 def test_names_are_reserved_for_what_has_them():
     assert {*names.CALL_ARGUMENTS} == parameters(Processor.__call__)
-    assert {*names.SAMPLE_KEYS} == parameters(Processor.samples) | {"answer"}
+    assert {*names.SAMPLE_KEYS} == parameters(Processor.split_samples) | {"answer"}
     assert {*names.BATCH_KEYS} == {key for batch in BATCHES for key in batch}
     assert parameters(LlamaForCausalLM.forward) <= {*names.BATCH_KEYS, *names.LANGUAGE_MODEL_ARGUMENTS}
 
