@@ -27,7 +27,7 @@ from typer import Argument, Option
 from ..errors import MmkitError
 from ..generate import class_prefix
 from ..language.expr import fields
-from ..language.names import owner_of_field, owner_of_modality
+from ..language.names import find_owner_of_field_name, find_owner_of_modality_name
 from .common import checkpoint, needs_vllm, reason, shipped
 
 KINDS = ("series", "vectors", "image", "audio", "record")
@@ -166,7 +166,9 @@ def _check_modality(modality: str) -> None:
         MmkitError: says what has the name.
     """
     _check_identifier("modality", modality)
-    owner = owner_of_modality(modality) or owner_of_field(modality, is_raw=False)
+    owner = find_owner_of_modality_name(modality) or find_owner_of_field_name(
+        modality, is_raw=False
+    )
     if owner is None and hasattr(type(fields), modality):  # the spec reads `fields.<modality>`
         owner = "a method of fields"
     if owner is not None:

@@ -1,5 +1,7 @@
-"""What the chat of a server and that of a trainer share: the parts of a message, and the items of a
-conversation as the data of one request."""
+"""Chat messages, as servers and trainers read them.
+
+The parts of a message, and the items of a conversation as the data of one request.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,7 @@ TEXT_PARTS = {
 }
 """The types of the parts that are texts, each with the key of its text."""
 
-PARTS = (
-    *TEXT_PARTS,
+PARTS = tuple(TEXT_PARTS) + (
     "input_image",
     "image_url",
     "image_pil",
@@ -31,22 +32,34 @@ PARTS = (
 """The types of vLLM's own parts, but for those that end in ``_embeds``."""
 
 
-def gather_items(where: str, field: str, values: Sequence[Any]) -> Any:
-    """Return the items of one modality as the data of a request: a list of items, or, where each
-    part has precomputed embeddings, a dict of lists, field by field.
+def gather_items(where: str, embeds_field: str, values: Sequence[Any]) -> Any:
+    """Return the items of one modality as the data of a request.
 
     Args:
         where: the modality, for messages.
-        field: the name of the embeddings.
+        embeds_field: the name of precomputed embeddings.
         values: what each part of the conversation has.
+
+    Returns:
+        A list of items; where each part has precomputed embeddings, a dict of lists, field by
+        field.
 
     Raises:
         InputError: embeddings beside items, or beside other fields in each part.
     """
-    embeds = [isinstance(value, Mapping) and field in value for value in values]
-    if not any(embeds):
+    num_embeddings = 0
+    for value in values:
+        if isinstance(value, Mapping) and embeds_field in value:
+            num_embeddings += 1
+    if num_embeddings == 0:
         return list(values)
-    names = {*map(frozenset, values)} if all(embeds) else set()
-    if len(names) != 1:
-        raise InputError(where, f"{field} in all parts, with the same fields", "others as well")
-    return {key: [value[key] for value in values] for key in values[0]}
+    expected = f"{embeds_field} in all parts, with the same fields"
+    if num_embeddings < len(values):
+        raise InputError(where, expected, "others as well")
+    for value in values:
+        if value.keys() != values[0].keys():
+            raise InputError(where, expected, "others as well")
+    gathered: dict[str, list[Any]] = {}
+    for name in values[0]:
+        gathered[name] = [value[name] for value in values]
+    return gathered

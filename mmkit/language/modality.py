@@ -15,7 +15,7 @@ from .items.tensor import Tensor
 from .layout import Layout, LayoutLike, Update, embed, nothing, replace
 from .layout import layout as as_layout
 from .named_part import NamedPart, check_name, require
-from .names import owner_of_field, owner_of_modality
+from .names import find_owner_of_field_name, find_owner_of_modality_name
 from .node import leaves
 
 FIELD_WORDS = "batched(), flat(), derived() or constant()"
@@ -191,7 +191,7 @@ class Modality(NamedPart, init=False):
 
     def _check_owner_of_name(self, where: str) -> None:
         """Refuse a name by which something else than the items comes."""
-        owner = owner_of_modality(self.name)
+        owner = find_owner_of_modality_name(self.name)
         expected = "a name that nothing else has beside the items"
         got = f"{self.name!r}, {owner}"
         require(owner is None, where, expected, got, "Give the modality another name.")
@@ -223,7 +223,7 @@ class Modality(NamedPart, init=False):
     def _check_field_name(self, name: str, where: str) -> None:
         """Refuse a field's name by which something else comes to the model."""
         check_name(name, where)
-        owner = owner_of_field(name, is_raw=not self.has_positions)
+        owner = find_owner_of_field_name(name, is_raw=not self.has_positions)
         expected = "a name that nothing else has beside the fields"
         longer_name = f"{self.name}_{name}"
         remedy = f"Call the field {longer_name}, for example."
@@ -325,7 +325,7 @@ class Modality(NamedPart, init=False):
         expected = f"no part or field named {name}, as which precomputed embeddings come"
         require(is_free, where, expected, "one")
         if self.embeds:
-            owner = owner_of_field(name, is_raw=False)
+            owner = find_owner_of_field_name(name, is_raw=False)
             expected = "a name that nothing else has, with _embeds behind it"
             remedy = "Give the modality another name."
             require(owner is None, where, expected, f"{name!r}, {owner}", remedy)

@@ -1,23 +1,22 @@
-"""Names that a spec cannot give to a modality or a field, because something else has them where the
-modality or the field is used.
+"""Names that a spec cannot give to a modality or a field.
 
-The trainer's batch holds the prompt and the fields side by side, a call of the trainer's processor
-takes its options and the items side by side, and vLLM passes the fields of a model without
-placeholders beside its own arguments to `forward`. In each of these places a name must tell whose
-value it is.
+Something else has them where the modality or the field is used. The trainer's batch holds the
+prompt and the fields side by side, a call of the trainer's processor takes its options and the
+items side by side, and vLLM passes the fields of a model without placeholders beside its own
+arguments to `forward`. In each of these places a name must tell whose value it is.
 """
 
 from __future__ import annotations
 
 import keyword
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from .messages import PARTS
 
 PROMPT_KEYS = ("input_ids", "attention_mask", "mm_token_type_ids", "placeholders")
 """The keys of a prompt in the trainer's batch."""
 
-BATCH_KEYS = (*PROMPT_KEYS, "decoder_input_ids", "decoder_attention_mask", "labels")
+BATCH_KEYS = PROMPT_KEYS + ("decoder_input_ids", "decoder_attention_mask", "labels")
 """All keys of the trainer's batch that are no fields."""
 
 LANGUAGE_MODEL_ARGUMENTS = (
@@ -58,20 +57,31 @@ MODEL_METHODS = ("multimodal", "input_ids")
 """What vLLM's models embed, by a method ``embed_<name>`` each."""
 
 
-def owner_of_modality(name: str) -> str | None:
+_OWNERS_OF_MODALITY_NAMES: Mapping[str, Sequence[str]] = {
+    "an argument of the trainer's processor": CALL_ARGUMENTS,
+    "a key of a sample of the trainer's collator": SAMPLE_KEYS,
+    "a part of vLLM's chat messages": PARTS,
+    "what vLLM's models embed": MODEL_METHODS,
+}
+
+_OWNERS_OF_FIELD_NAMES: Mapping[str, Sequence[str]] = {
+    "a key of the trainer's batch": BATCH_KEYS,
+    "an argument of the language model": LANGUAGE_MODEL_ARGUMENTS,
+}
+
+_OWNERS_OF_RAW_FIELD_NAMES: Mapping[str, Sequence[str]] = {
+    "an argument of the model's forward": FORWARD_ARGUMENTS,
+}
+
+
+def find_owner_of_modality_name(name: str) -> str | None:
     """Return what has the name of a modality already, in words; None where the name is free."""
-    taken: Mapping[str, tuple[str, ...]] = {
-        "an argument of the trainer's processor": CALL_ARGUMENTS,
-        "a key of a sample of the trainer's collator": SAMPLE_KEYS,
-        "a part of vLLM's chat messages": PARTS,
-        "what vLLM's models embed": MODEL_METHODS,
-    }
     if name.endswith("_embeds"):
         return "a name of precomputed embeddings"
-    return _reserved_word(name) or _owner(name, taken)
+    return _find_owner(name, _OWNERS_OF_MODALITY_NAMES)
 
 
-def owner_of_field(name: str, *, is_raw: bool) -> str | None:
+def find_owner_of_field_name(name: str, *, is_raw: bool) -> str | None:
     """Return what has the name of a field already, in words; None where the name is free.
 
     Args:
@@ -79,28 +89,18 @@ def owner_of_field(name: str, *, is_raw: bool) -> str | None:
         is_raw: whether the items of the modality take no positions. Its fields take the place of
             the prompt, so that only the arguments of `forward` stand beside them.
     """
-    taken: Mapping[str, tuple[str, ...]] = {
-        "a key of the trainer's batch": BATCH_KEYS,
-        "an argument of the language model": LANGUAGE_MODEL_ARGUMENTS,
-    }
-    if is_raw:
-        taken = {"an argument of the model's forward": FORWARD_ARGUMENTS}
     if name.startswith("mmkit_"):
         return "a name of mmkit's own fields"
-    return _reserved_word(name) or _owner(name, taken)
+    return _find_owner(name, _OWNERS_OF_RAW_FIELD_NAMES if is_raw else _OWNERS_OF_FIELD_NAMES)
 
 
-def _reserved_word(name: str) -> str | None:
-    """Methods receive items and fields by name, which Python must be able to write."""
+def _find_owner(name: str, owners: Mapping[str, Sequence[str]]) -> str | None:
+    # methods receive items and fields by name, which Python must be able to write
     if name == "self":
         return "the first argument of every method"
     if keyword.iskeyword(name):
         return "a keyword of Python"
-    return None
-
-
-def _owner(name: str, taken: Mapping[str, tuple[str, ...]]) -> str | None:
-    for owner, names in taken.items():
+    for owner, names in owners.items():
         if name in names:
             return owner
     return None
