@@ -254,7 +254,13 @@ def find_calling_module() -> str:
     return str(frame.f_globals.get("__name__", "__main__"))
 
 
-_DECLARING_MODULES = ("mmkit.language.spec", "mmkit.language.named_part", "mmkit.model_spec")
+_ROOT = __name__.removesuffix(".language.spec")  # not always mmkit: a package may hold a copy of it
+
+_DECLARING_MODULES = (
+    f"{_ROOT}.language.spec",
+    f"{_ROOT}.language.named_part",
+    f"{_ROOT}.model_spec",
+)
 """The modules of mmkit through whose functions a spec is declared or registered."""
 
 

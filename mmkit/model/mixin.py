@@ -18,7 +18,7 @@ from ..language.spec import Declaration
 from ..plan.encoder_rows import encoder_rows, encoder_rows_or_zeros, rows_field
 from ..plan.modality import BoundModality
 from ..plan.plan import Plan
-from ..plan.soundness import largest_magnitude
+from ..plan.soundness import compute_largest_magnitude
 from ..vllm_api import models
 from ..vllm_api.hooks import check
 from . import sampling
@@ -79,7 +79,7 @@ class MultiModalModel(models.ModelInterface):
             with nullcontext() if multimodal else self._mark_language_model(vllm_config):
                 initialise(vllm_config=vllm_config, prefix=prefix, **options)
         self.mm_engine, self.mm_plan, self._dtype, self._width, counts = models.current_model()
-        self._bound = largest_magnitude(self._dtype)
+        self._bound = compute_largest_magnitude(self._dtype)
         self._unsound = self._reporter() if counts else None
         if sampling.samples_drafts_wrongly(self.mm_engine):
             text = (
@@ -121,10 +121,10 @@ class MultiModalModel(models.ModelInterface):
     @override
     def embed_multimodal(self, **kwargs: Any) -> list[torch.Tensor]:
         """Encoder rows of the items whose fields are given, in order: one (rows, hidden_size)
-        tensor per item, all zeros where a value is not finite or too large (see
-        `mmkit.plan.soundness.largest_magnitude`), or where `embed_<modality>` returned rows for
-        another number of items, another number of rows than the layout has positions, or rows of
-        another width than the language model's.
+        tensor per item, all zeros where a value is not finite or too large
+        (`mmkit.plan.soundness.compute_largest_magnitude`), or where `embed_<modality>` returned
+        rows for another number of items, another number of rows than the layout has positions, or
+        rows of another width than the language model's.
 
         Raises:
             MmkitError: rows of another number or width, while the engine starts: then nobody is

@@ -33,7 +33,7 @@ def contained(
 
     Args:
         rows: one floating (rows, hidden_size) tensor per item, of any number of rows.
-        bound: the largest magnitude; see `mmkit.plan.soundness.largest_magnitude`.
+        bound: the largest magnitude; see `mmkit.plan.soundness.compute_largest_magnitude`.
 
     Returns:
         The rows, and the number of unsound items, a 0-dimensional tensor on the rows' device.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,91 +42,37 @@ class BoundOutput:
             SpecError: no position to choose, an id that the model lacks, or a placeholder id, which
                 is never sampled.
         """
-        self.spec, self.name, self._scope = spec, spec.name, scope
+        self.spec = spec
+        self.name = spec.name
         self.where = f"{model}.outputs.{spec.name}"
-        with (at := locate_errors(f"{self.where}, layout")):
+        self._scope = scope
+        where = f"{self.where}, layout"
+        with locate_errors(where):
             positions = spec.layout.allowed(scope)
-        self._chosen = np.array([isinstance(ids, range) for ids in positions])
-        if not self._chosen.any():
-            raise SpecError(at.where, "at least one any_id()", "none")
-        self.allowed = [i if isinstance(i, range) else range(i, i + 1) for i in positions]
-        check_ids([ids[-1] for ids in self.allowed], vocab_size, at.where)
+        self.allowed: list[range] = []
+        is_chosen: list[bool] = []
+        for ids in positions:
+            if isinstance(ids, range):
+                is_chosen.append(True)
+                self.allowed.append(ids)
+            else:  # a literal
+                is_chosen.append(False)
+                self.allowed.append(range(ids, ids + 1))
+        if True not in is_chosen:
+            raise SpecError(where, "at least one any_id()", "none")
+        self._is_chosen = np.array(is_chosen)
+        check_ids([ids[-1] for ids in self.allowed], vocab_size, where)
         distinct = set(self.allowed)
-        if taken := [token for token in reserved if any(token in ids for ids in distinct)]:
-            expected, got = "ids that may be sampled", f"the placeholder id {min(taken)}"
-            remedy = "End the range before it, or begin behind it."
-            raise SpecError(at.where, expected, got, remedy)
+        _check_not_reserved(distinct, reserved, where)
         self.common = self.allowed[0] if len(distinct) == 1 else None
-        others = vocab_size - len(self.common or ())
-        self.allows_all = others == sum(token < vocab_size for token in reserved)
+        num_common = 0 if self.common is None else len(self.common)
+        num_reserved = sum(token < vocab_size for token in reserved)
+        self.allows_all = num_common == vocab_size - num_reserved
 
     @property
     def num_tokens(self) -> int:
         """The number of ids."""
         return len(self.allowed)
-
-    def decode(self, ids: Any) -> Array:
-        """The array of some ids.
-
-        Args:
-            ids: a sequence of `num_tokens` whole numbers, or an array or tensor of them.
-
-        Raises:
-            InputError: another number of ids, or one that may not stand at its position.
-            SpecError: the function of the spec fails.
-        """
-        values = ids.tolist() if hasattr(ids, "tolist") else ids
-        if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-            raise InputError(self.where, "a sequence of token ids", f"a {type(ids).__name__}")
-        if len(values) != self.num_tokens:
-            remedy = "Sampling for this output stops after one; send the ids of one alone."
-            raise InputError(self.where, f"{self.num_tokens} ids", str(len(values)), remedy)
-        if wrong := self._misplaced(values):
-            remedy = "Check where the output begins, and that sampling was confined to it."
-            raise InputError(f"{self.where}[{wrong[0]}]", *wrong[1:], remedy)
-        chosen = np.array(values, np.int64)[self._chosen]
-        with convert_errors(f"{self.where}, decode", "an array for ids that may stand there"):
-            decoded = self.spec.decode(chosen, self._scope)
-        if not isinstance(decoded, np.ndarray) or decoded.dtype.name not in DTYPES:
-            expected = f"a numpy array of {', '.join(DTYPES)}"
-            raise SpecError(f"{self.where}, decode", expected, form(decoded))
-        return decoded
-
-    def _misplaced(self, ids: Sequence[int]) -> tuple[int, str, str] | None:
-        """The first position with an id that may not stand there, and what is expected and got."""
-        for position, (token, allowed) in enumerate(zip(ids, self.allowed, strict=True)):
-            if type(token) is not int or token not in allowed:
-                one, several = f"the id {allowed[0]}", f"an id from {allowed[0]} to {allowed[-1]}"
-                return position, several if len(allowed) > 1 else one, id_text(token)
-        return None
-
-    def encode(self, array: Any) -> list[int]:
-        """The ids of an array, `num_tokens` of them, literals included.
-
-        Args:
-            array: an array of the shape and dtype that `decode` returns.
-
-        Raises:
-            InputError: the spec has no `encode`, or `encode` refuses the array.
-            SpecError: `encode` returns ids that may not stand there.
-        """
-        if self.spec.encode is None:
-            raise InputError(self.where, "an output with encode", "one without")
-        given = np.asarray(array)
-        if (given.shape, given.dtype.name) != (self.shape, self.dtype):
-            expected = f"an array of shape {self.shape} of {self.dtype}"
-            raise InputError(self.where, expected, form(given), "Nothing is cast or resized.")
-        with convert_errors(self.where, "an array that the output can be", InputError):
-            encoded = np.asarray(self.spec.encode(given, self._scope))
-        at, count = f"{self.where}, encode", int(self._chosen.sum())
-        if encoded.dtype.kind not in "iu" or encoded.shape != (count,):
-            raise SpecError(at, f"({count},) integers, one for each any_id()", form(encoded))
-        ids = np.array([allowed.start for allowed in self.allowed], np.int64)
-        ids[self._chosen] = encoded
-        values: list[int] = ids.tolist()
-        if wrong := self._misplaced(values):
-            raise SpecError(f"{at}, position {wrong[0]}", *wrong[1:])
-        return values
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -141,3 +87,96 @@ class BoundOutput:
     @cached_property
     def _smallest(self) -> Array:
         return self.decode([ids.start for ids in self.allowed])
+
+    def decode(self, ids: Any) -> Array:
+        """Return the array that ids stand for.
+
+        Args:
+            ids: a sequence of `num_tokens` whole numbers, or an array or tensor of them.
+
+        Raises:
+            InputError: another number of ids, or one that may not stand at its position.
+            SpecError: the function of the spec fails.
+        """
+        values = ids.tolist() if hasattr(ids, "tolist") else ids
+        if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+            raise InputError(self.where, "a sequence of token ids", f"a {type(ids).__name__}")
+        if len(values) != self.num_tokens:
+            remedy = "Sampling for this output stops after one; send the ids of one alone."
+            raise InputError(self.where, f"{self.num_tokens} ids", str(len(values)), remedy)
+        wrong = self._find_wrong_id(values)
+        if wrong is not None:
+            where = f"{self.where}[{wrong.position}]"
+            remedy = "Check where the output begins, and that sampling was confined to it."
+            raise InputError(where, wrong.expected, wrong.got, remedy)
+        chosen_ids = np.array(values, np.int64)[self._is_chosen]
+        where = f"{self.where}, decode"
+        with convert_errors(where, "an array for ids that may stand there"):
+            decoded = self.spec.decode(chosen_ids, self._scope)
+        if not isinstance(decoded, np.ndarray) or decoded.dtype.name not in DTYPES:
+            raise SpecError(where, f"a numpy array of {', '.join(DTYPES)}", form(decoded))
+        return decoded
+
+    def encode(self, array: Any) -> list[int]:
+        """Return the ids of an array, `num_tokens` of them, literals included.
+
+        Args:
+            array: an array of the shape and dtype that `decode` returns.
+
+        Raises:
+            InputError: the spec has no `encode`, or `encode` refuses the array.
+            SpecError: `encode` returns ids that may not stand there.
+        """
+        if self.spec.encode is None:
+            raise InputError(self.where, "an output with encode", "one without")
+        array = np.asarray(array)
+        if array.shape != self.shape or array.dtype.name != self.dtype:
+            expected = f"an array of shape {self.shape} of {self.dtype}"
+            raise InputError(self.where, expected, form(array), "Nothing is cast or resized.")
+        with convert_errors(self.where, "an array that the output can be", InputError):
+            chosen_ids = np.asarray(self.spec.encode(array, self._scope))
+        where = f"{self.where}, encode"
+        num_chosen = int(self._is_chosen.sum())
+        if chosen_ids.dtype.kind not in "iu" or chosen_ids.shape != (num_chosen,):
+            expected = f"({num_chosen},) integers, one for each any_id()"
+            raise SpecError(where, expected, form(chosen_ids))
+        ids = np.array([allowed.start for allowed in self.allowed], np.int64)
+        ids[self._is_chosen] = chosen_ids
+        values: list[int] = ids.tolist()
+        wrong = self._find_wrong_id(values)
+        if wrong is not None:
+            raise SpecError(f"{where}, position {wrong.position}", wrong.expected, wrong.got)
+        return values
+
+    def _find_wrong_id(self, ids: Sequence[int]) -> _WrongId | None:
+        """Return the first id that may not stand at its position; None if all may."""
+        for position, (token, allowed) in enumerate(zip(ids, self.allowed, strict=True)):
+            if type(token) is int and token in allowed:
+                continue
+            expected = f"the id {allowed[0]}"
+            if len(allowed) > 1:
+                expected = f"an id from {allowed[0]} to {allowed[-1]}"
+            return _WrongId(position, expected, id_text(token))
+        return None
+
+
+class _WrongId(NamedTuple):
+    """An id that may not stand at its position, with the words of the refusal."""
+
+    position: int
+    expected: str
+    got: str
+
+
+def _check_not_reserved(allowed: Iterable[range], reserved: Iterable[int], where: str) -> None:
+    """Refuse an output that allows a placeholder id, which is never sampled.
+
+    Raises:
+        SpecError: names the smallest.
+    """
+    ranges = list(allowed)
+    for token in sorted(reserved):
+        if any(token in ids for ids in ranges):
+            got = f"the placeholder id {token}"
+            remedy = "End the range before it, or begin behind it."
+            raise SpecError(where, "ids that may be sampled", got, remedy)

@@ -13,12 +13,13 @@ import torch
 from ..errors import InputError
 from ..language.items.values import LARGEST_FLOAT16, check_finite, dtype_name, form, strided
 
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def largest_magnitude(dtype: torch.dtype) -> float:
-    """The largest magnitude of a row's values that a language model of this dtype receives; a power
-    of two, which every dtype holds exactly.
+def compute_largest_magnitude(dtype: torch.dtype) -> float:
+    """Return the largest magnitude of a row's values that a language model receives.
+
+    It depends on the model's dtype, and is a power of two, which every dtype holds exactly.
 
     Rows enter the residual stream in the model's dtype. Every layer adds to that stream; the added
     values come from a normalised copy and do not grow with the row. A quarter of the range of
@@ -52,18 +53,31 @@ def check_rows(
     expected = f"a finite floating (rows, {width or 'hidden_size'}) tensor"
     if not isinstance(rows, torch.Tensor) or rows.ndim != 2 or not rows.is_floating_point():
         raise InputError(where, expected, form(rows))
-    if rows.dtype not in _FLOATS:
+    if rows.dtype not in _FLOAT_DTYPES:
         raise InputError(where, expected, form(rows), "Convert it to float16, bfloat16 or float32.")
     if width is not None and rows.shape[1] != width:
         raise InputError(where, expected, form(rows), remedy)
     rows = strided(rows, where, expected)
     check_finite(rows, where)
-    bound = LARGEST_FLOAT16 if dtype is None else largest_magnitude(dtype)
-    if rows.numel() and bound < LARGEST_FLOAT16:
-        smallest, largest = rows.aminmax()
-        magnitude = max(-float(smallest), float(largest))
-        if magnitude > bound:
-            carries = f"which a model in {dtype_name(dtype)} carries"
-            expected = f"values of magnitude <= {bound:g}, {carries}"
-            raise InputError(where, expected, f"{magnitude:g}")
+    if dtype is not None and rows.numel():
+        _check_magnitude(rows, dtype, where)
     return rows
+
+
+def _check_magnitude(rows: torch.Tensor, dtype: torch.dtype, where: str) -> None:
+    """Refuse finite rows whose values are larger than a language model of this dtype carries.
+
+    `check_finite` has refused what is larger than float16 holds.
+
+    Raises:
+        InputError: names the largest magnitude.
+    """
+    largest_allowed = compute_largest_magnitude(dtype)
+    if largest_allowed >= LARGEST_FLOAT16:
+        return
+    smallest, largest = rows.aminmax()
+    magnitude = max(-float(smallest), float(largest))
+    if magnitude > largest_allowed:
+        carries = f"which a model in {dtype_name(dtype)} carries"
+        expected = f"values of magnitude <= {largest_allowed:g}, {carries}"
+        raise InputError(where, expected, f"{magnitude:g}")

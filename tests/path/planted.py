@@ -55,7 +55,7 @@ from mmkit import replace as replaces
 from mmkit.language.layout import Placeholder
 from mmkit.model.registration import get_mrope_input_positions
 from mmkit.plan.placement import ItemLayout, Placement
-from mmkit.plan.soundness import largest_magnitude
+from mmkit.plan.soundness import compute_largest_magnitude
 from mmkit.testing import ImageSample, NotApplicable, Subject, VideoSample, Violation, check_law, of_spec
 from mmkit.vllm_api.items import EmbedItems, Parser
 from tests.oracles import SYSTEMS
@@ -227,7 +227,7 @@ class ByHand(_Encoders, SupportsMultiModal):
 
     def sound(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
         dtype = self.body.table.weight.dtype
-        return [row if row.abs().amax() <= largest_magnitude(dtype) else torch.zeros_like(row) for row in rows]
+        return [row if row.abs().amax() <= compute_largest_magnitude(dtype) else torch.zeros_like(row) for row in rows]
 
     def embed_input_ids(self, input_ids: Any, multimodal_embeddings: Any = None, *, is_multimodal: Any = None) -> Any:
         embeds = self.body.embed_input_ids(self.known(input_ids))

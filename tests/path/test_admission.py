@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from vllm.multimodal.inputs import MultiModalFieldElem, MultiModalKwargsItem, MultiModalSharedField
 
 from mmkit import InputError, Modality, ModelSpec, Tensor, batched
-from mmkit.plan.soundness import largest_magnitude
+from mmkit.plan.soundness import compute_largest_magnitude
 from mmkit.testing.vllm_path import render
 from mmkit.vllm_api.patches import PROMPT_EMBEDS, Refused, admit
 from tests.path.plain import ONES, ids, plain, processor
@@ -74,7 +74,7 @@ def admit_embeds(plan: Any, rows: torch.Tensor) -> None:
 
 def test_a_model_in_float16_carries_less() -> None:
     plan = processor(plain(), dtype="float16").plan
-    bound = largest_magnitude(torch.float16)
+    bound = compute_largest_magnitude(torch.float16)
     admit(plan, {"prompt_embeds": torch.full_like(GOOD, -bound)}, trusts=False)
     expected = "values of magnitude <= 16384, which a model in float16 carries"
     sentence = f"plain.prompt_embeds: expected {expected}, got 20000."

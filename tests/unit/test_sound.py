@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mmkit.model.sound import Reporter, contained, unsound_items
 from mmkit.plan.encoder_rows import encoder_rows_or_zeros
-from mmkit.plan.soundness import largest_magnitude
+from mmkit.plan.soundness import compute_largest_magnitude
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 VALUES = [0.0, -1.5, 16384.0, 16392.0, -65504.0, 2.0**53, 2.0**54, -3e38, torch.inf, -torch.inf, torch.nan]
@@ -21,7 +21,7 @@ def test_an_item_is_contained_as_a_whole_and_alone(model: Any, encoder: Any, ite
     """Whatever the dtypes of the encoder and of the model."""
     items = items or [[]]
     rows = [torch.tensor([[1.0, value] for value in values], dtype=encoder).reshape(-1, 2) for values in items]
-    bound = largest_magnitude(model)
+    bound = compute_largest_magnitude(model)
     sound = [bool(one.isfinite().all()) and all(abs(x) <= bound for x in one.flatten().tolist()) for one in rows]
     got, unsound = contained(rows, bound)
     assert int(unsound) == sound.count(False)
@@ -32,7 +32,7 @@ def test_an_item_is_contained_as_a_whole_and_alone(model: Any, encoder: Any, ite
 
 def test_the_bounds_leave_room_for_norms_and_sums() -> None:
     for dtype in DTYPES:
-        largest = torch.tensor(largest_magnitude(dtype), dtype=dtype)
+        largest = torch.tensor(compute_largest_magnitude(dtype), dtype=dtype)
         assert (largest + largest).isfinite()
         assert (largest.float().square() * 2**21).isfinite()
 

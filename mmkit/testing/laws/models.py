@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ...errors import InputError
 from ...plan.output import BoundOutput
-from ...plan.soundness import largest_magnitude
+from ...plan.soundness import compute_largest_magnitude
 from ..differences import brief, near
 from ..law import Case, NotApplicable, Refused, law
 from ..strategies import Request
@@ -69,7 +69,7 @@ def containment(case: Case) -> None:
     subject, model = case.subject, case.model
     request = case.draw_request(most=2)
     dtype = subject.processor.info.ctx.model_config.dtype
-    bound, limits = largest_magnitude(dtype), torch.finfo(dtype)
+    bound, limits = compute_largest_magnitude(dtype), torch.finfo(dtype)
     extremes = [torch.nan, torch.inf, -torch.inf, limits.max, -limits.max, 65504.0]
     value = case.draw(st.sampled_from(extremes))
     beside = f"in {dtype}, beside an item of {value:g}"
