@@ -248,22 +248,17 @@ def prompt_updates(sides: dict[str, Side], requests: list[Any], rounds: int) -> 
 def own_update(processor: Any, request: Any) -> Callable[[], Any]:
     """The layouts and the placement of one processed request."""
     from mmkit.testing import vllm_path
-    from mmkit.vllm_api.processor import Request
+    from mmkit.vllm_api import pipeline
 
     prompt, data, kwargs = request
-    sent = Request(prompt, vllm_path.parse_items(processor, data), {}, kwargs, None)
-    counts = {name: len(own) for name, own in sent.items.data.items()}
-    taken = {name: sent.items.taken(name, range(count)) for name, count in counts.items()}
-    plan = processor._configured(kwargs)
-    parts = plan.process(taken)
+    items = vllm_path.parse_items(processor, data).make_items({})
+    prepared = pipeline.Request(prompt, items, options=kwargs)
+    plan = processor.pipeline.plan_for_options(kwargs)
+    pipeline.process_items(plan, items)
 
     def call() -> Any:
-        layouts_of: dict[str, list[Any]] = {}
-        for name, fields in parts.items():
-            modality, larger = plan.modalities[name], bool(kwargs)
-            layouts = modality.layouts(taken[name], fields, may_be_larger=larger)
-            layouts_of[name] = list(layouts)
-        return processor._placed(sent, counts, layouts_of)
+        pipeline.lay_out_items(plan, items, may_be_larger=bool(kwargs))
+        return pipeline.place_items(processor.plan, prepared)
 
     return call
 

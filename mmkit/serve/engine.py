@@ -19,7 +19,7 @@ from ..plan.output import BoundOutput
 from ..plan.plan import Plan
 from ..vllm_api.compat import TELLS_MISSES, find
 from ..vllm_api.incoming import TooManyPixels, inherit_context
-from ..vllm_api.processor import CommonProcessor
+from ..vllm_api.processor import Processor
 from .decoding import SAMPLING_FIELD, decode_fields, starts_with
 from .protocol import NULL, Limits, TooLarge
 from .wire import Media
@@ -101,7 +101,7 @@ class Engine:
         most_items: the most items of each modality in one request.
     """
 
-    def __init__(self, client: Any, processor: CommonProcessor, *, trust_kwargs: bool) -> None:
+    def __init__(self, client: Any, processor: Processor, *, trust_kwargs: bool) -> None:
         self._client = client
         self._renderer = client.renderer
         self.trust_kwargs = trust_kwargs

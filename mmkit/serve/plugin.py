@@ -15,7 +15,7 @@ from ..errors import DISTRIBUTION, InputError
 from ..plan.modality import BoundModality
 from ..vllm_api import offload
 from ..vllm_api.media import can_decode_audio
-from ..vllm_api.processor import CommonProcessor
+from ..vllm_api.processor import Processor
 from .answers import AnswerMiddleware, handle_input_error
 from .bodies import BodyMiddleware
 from .engine import Engine
@@ -73,12 +73,12 @@ class MmkitEndpoints:
         _warn_without_audio_decoder(processor.plan.modalities.values())
 
 
-def _find_processor(engine_client: Any) -> CommonProcessor | None:
+def _find_processor(engine_client: Any) -> Processor | None:
     """Return the processor of the model; None for a model without a spec, or for no engine."""
     if not engine_client:
         return None
     processor = getattr(engine_client.renderer, "mm_processor", None)
-    if not isinstance(processor, CommonProcessor):
+    if not isinstance(processor, Processor):
         return None
     return processor
 

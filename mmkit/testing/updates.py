@@ -16,7 +16,7 @@ from ..language.layout import Insert
 from ..plan.placement import ItemLayout
 from ..vllm_api import compat
 from ..vllm_api.compat import find
-from ..vllm_api.processor import CommonProcessor, Request
+from ..vllm_api.pipeline import Request, has_pipeline
 from .vllm_path import Data, apply_inputs, mask_flags, parse_items, read_outcome
 
 _PromptIndex = find(
@@ -65,8 +65,8 @@ def find_updates(
     """
     data = {name: values}
     kwargs = kwargs or {}
-    if isinstance(processor, CommonProcessor):
-        return _find_updates_of_spec(processor, name, data, kwargs)
+    if has_pipeline(processor):
+        return _find_updates_of_spec(processor, data, kwargs)
     processed = process_items(processor, data, kwargs)
     updates = processor._get_mm_prompt_updates(processed.items, kwargs, processed.kwargs_items)
     if name not in updates:
@@ -81,15 +81,11 @@ _NO_UPDATE = ItemUpdate([], [], (), True, [], [])
 
 
 def _find_updates_of_spec(
-    processor: CommonProcessor, name: str, data: dict[str, list[Any]], kwargs: Data
+    processor: Any, data: dict[str, list[Any]], kwargs: Data
 ) -> list[ItemUpdate]:
-    count = len(data[name])
-    request = Request([], parse_items(processor, data), {}, kwargs, None)
-    entries = processor._processed(request, {name: count}, {name: range(count)})
-    updates = []
-    for _, layout in entries.get(name, {}).values():
-        updates.append(_read_update_of_spec(layout))
-    return updates
+    items = parse_items(processor, data).make_items({})
+    processor.pipeline.process_and_lay_out(Request([], items, options=kwargs), items)
+    return [_read_update_of_spec(item.layout) for item in items]
 
 
 def _read_update_of_spec(layout: ItemLayout) -> ItemUpdate:

@@ -18,7 +18,7 @@ from ..errors import VllmApiError
 from ..plan.encoder_rows import rows_field
 from ..vllm_api import compat
 from ..vllm_api.compat import ProcessorInputs, find
-from ..vllm_api.exchange import adopted, exchanged
+from ..vllm_api.exchange import adopt_features, exchange_features
 
 _Cache = find("multimodal.cache.base:MultiModalCache", "multimodal.cache:MultiModalCache")
 _SenderCache = find(
@@ -365,7 +365,7 @@ class Caches:
                 slots.append(_Slot(name, index, feature))
         slots.sort(key=_get_slot_offset)
         ordered = [slot.feature for slot in slots]
-        received = exchanged(adopted(ordered, self.sender))
+        received = exchange_features(adopt_features(ordered, self.sender))
         self.receiver.get_and_update_features(received)
 
         in_engine = {name: list(of_modality) for name, of_modality in features.items()}

@@ -1,6 +1,6 @@
 """The only place that knows vLLM.
 
-`seam` has the classes that vLLM calls, `processor` what they do with a request. Features of the
+`processor` has the classes that vLLM calls, `pipeline` the steps of a request. Features of the
 installed vLLM decide where its versions differ, no version number; CONTRIBUTING.md tells how
 to add one. An override that vLLM no longer has, or no longer calls, is an error (see `hooks`).
 """
@@ -24,9 +24,9 @@ from .compat import INSTALLED, IS_NEWER, NEWEST_TESTED
 from .hooks import check, unknown
 from .info import DummyInputs as DummyInputs
 from .info import ProcessingInfo as ProcessingInfo
-from .seam import HOOKS
-from .seam import EncDecProcessor as EncDecProcessor
-from .seam import Processor as Processor
+from .processor import HOOKS
+from .processor import EncDecProcessor as EncDecProcessor
+from .processor import Processor as Processor
 
 check(HOOKS)
 

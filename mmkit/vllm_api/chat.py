@@ -16,7 +16,7 @@ from ..language.messages import gather_items
 from ..language.spec import Declaration
 from .compat import find
 from .incoming import REQUEST
-from .processor import CommonProcessor
+from .pipeline import has_pipeline
 
 MODULES = ("renderers.chat_utils.chat_message", "renderers.chat_utils", "entrypoints.chat_utils")
 """Where vLLM reads messages, from the newest release to the oldest."""
@@ -141,7 +141,7 @@ def gathering(theirs: Any) -> Any:
     @wraps(theirs)
     def gather(items: Mapping[str, Any], processor: Any, *more: Any) -> Any:
         data, uuids = theirs(items, processor, *more)
-        if not isinstance(processor, CommonProcessor):
+        if not has_pipeline(processor):
             return data, uuids
         for name in (modality.name for modality in processor.spec.modalities):
             if name in items and name not in data:

@@ -1,14 +1,14 @@
 """The exchange of a request's items with vLLM's processor cache.
 
-vLLM's cache has two halves. That of the front end, where requests are processed, says which items
-the engine has; that of the engine has their fields. Both evict on their own, so both must see the
-same items in the same order: a half that moves alone evicts other items than the other one, and
-some later request, of somebody else, names an item that the engine lacks.
+vLLM's cache has two halves. The half of the front end, where requests are processed, says which
+items the engine has; the half of the engine has their fields. Both evict independently, so both
+must see the same items in the same order: a half that moves without the other one evicts other
+items, and a later request, of another client, names an item that the engine lacks.
 
-So a request that is rendered only looks into the front end's half (`CacheReader`), and each of its
-items becomes an `UnsentItem`. The half moves in `exchanged`, when vLLM's client hands the request
-to the engine, in the order in which the engine's half will move. A request that is refused, that is
-rendered for its length, or whose client leaves has moved nothing.
+So a request that is rendered only looks into the front end's half (`CacheReader`), and an
+`UnsentItem` stands for the fields of each of its items. The half moves in `exchange_features`, when
+vLLM's client hands the request to the engine, in the order in which the engine's half will move. A
+request that is refused, that is rendered for its length, or whose client leaves has moved nothing.
 """
 
 from __future__ import annotations
@@ -28,109 +28,141 @@ from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from ..language.layout import Placeholder
+from ..plan.item import Item
 from ..plan.placement import ItemLayout
 from .compat import RELEASES, TOUCHES, find
 
 logger = logging.getLogger(__name__)
 
+CACHE_METHODS = {
+    "is_cached",
+    "touch_sender_cache_item",
+    "get_and_update_item",
+    "release_sender_touches",
+}
+"""The methods of vLLM's cache by which vLLM's own processor exchanges the items of a request. This
+module calls all of them."""
+
 _SizedCache: Any = find("multimodal.cache.base:MultiModalCache", "multimodal.cache:MultiModalCache")
 
 
 @dataclass(eq=False)
-class CachedItem:
-    """What the front end's half of vLLM's cache keeps of an item.
+class CacheEntry:
+    """What vLLM's cache keeps of an item beside its fields.
 
     Attributes:
-        layouts: the layout of the item, and the ways in which it may get into a prompt.
-        size: of its fields in the cache, in bytes.
+        layout: what the item becomes in a prompt.
+        size: the size of the fields in the cache, in bytes.
     """
 
-    layouts: ItemLayout
+    layout: ItemLayout
     size: int
 
 
-@dataclass(eq=False)
-class ProcessedItem:
-    """An item of a request once it is processed, or found in a cache.
+def make_entry(item: Item) -> CacheEntry:
+    """Return what a cache keeps of a processed item."""
+    return CacheEntry(item.layout, compute_size(item.engine_fields))
 
-    Attributes:
-        item_hash: its key in caches.
-        fields: vLLM's form of its fields; None where only a cache has them.
-        cached: what the cache keeps of it.
-    """
 
-    item_hash: str
-    fields: MultiModalKwargsItem | None
-    cached: CachedItem
+def compute_size(fields: MultiModalKwargsItem) -> int:
+    """Return the size of the fields of an item in vLLM's caches, in bytes."""
+    return int(_SizedCache.get_item_size(fields))
+
+
+def find_capacity(cache: Any) -> float:
+    """Return the most bytes in a cache that evicts the items that were not used for longest."""
+    return float(getattr(getattr(cache, "_cache", None), "maxsize", math.inf))
+
+
+def has_two_halves(cache: Any) -> bool:
+    """Return whether the engine has a half of a cache."""
+    return cache is not None and not isinstance(cache, MultiModalProcessorOnlyCache)
+
+
+# -- when a request is rendered --------------------------------------------------------------------
 
 
 class UnsentItem(MultiModalKwargsItem):
-    """An item of a rendered request that vLLM's client has not handed to the engine.
+    """The fields of an item that vLLM's client has not handed to the engine.
 
     Attributes:
-        item: the item. Its fields are None where the cache had them when the request was rendered.
-        modality: its name.
+        item_hash: its key in caches.
+        fields: vLLM's form of its fields; None where the cache had them when the request was
+            rendered.
+        entry: what the cache keeps beside the fields.
         cache: the front end's half of vLLM's cache.
-        process_again: gives the fields, where the cache has dropped the item since; None where
-            nobody can.
+        process_again: returns the fields, where the cache has dropped the item since; None where
+            they cannot be made again.
     """
 
     def __init__(
         self,
-        item: ProcessedItem,
         modality: str,
+        item_hash: str,
+        fields: MultiModalKwargsItem | None,
+        entry: CacheEntry,
         cache: Any,
         process_again: Callable[[], MultiModalKwargsItem] | None = None,
     ) -> None:
-        # not by vLLM's class, which in 0.11 reads the modality from the fields: there may be none
-        UserDict.__init__(self, item.fields.data if item.fields is not None else {})
-        self._modality = modality
-        self.item, self.cache, self.process_again = item, cache, process_again
+        # not by the constructor of vLLM's class, which in 0.11 reads the modality from the fields:
+        # there may be none
+        UserDict.__init__(self, {} if fields is None else fields.data)
+        self._modality = modality  # where vLLM 0.11 looks for it
+        self.item_hash = item_hash
+        self.fields = fields
+        self.entry = entry
+        self.cache = cache
+        self.process_again = process_again
 
     def __deepcopy__(self, memo: Any) -> UnsentItem:
         return self  # nothing writes to it, and a cache has one copy
 
     def __reduce__(self) -> Any:
         # another process has another cache
-        if self.item.fields is None:
+        if self.fields is None:
             raise TypeError("an item that only vLLM's cache has cannot go to another process")
         return MultiModalKwargsItem, (self.data,)
 
     @property
     def is_lost(self) -> bool:
         """Whether its fields are nowhere any more, but it can be processed again."""
-        if self.item.fields is not None or self.process_again is None:
+        if self.fields is not None or self.process_again is None:
             return False
         return not self._is_cached
 
     @property
     def _is_cached(self) -> bool:
-        return bool(self.cache.is_cached([self.item.item_hash])[0])
+        return bool(self.cache.is_cached([self.item_hash])[0])
 
     def restore(self) -> None:
-        """Process a lost item again. Where this fails, the engine says that it lacks the item, and
-        vLLM ends the request with an error that a client may answer by sending it again."""
-        process_again, self.process_again = self.process_again, None
+        """Process a lost item again.
+
+        Where this fails, the engine says that it lacks the item, and vLLM ends the request with an
+        error that a client may answer by sending it again.
+        """
+        process_again = self.process_again
+        self.process_again = None
+        if process_again is None:
+            return
         try:
-            self.item.fields = process_again() if process_again else None
+            self.fields = process_again()
         except Exception as error:
             logger.warning("An item left vLLM's cache before its request was sent: %s", error)
 
     def touch(self) -> None:
         """Tell the cache that the request needs the item."""
-        self.cache.touch_sender_cache_item(self.item.item_hash)
+        self.cache.touch_sender_cache_item(self.item_hash)
 
-    def exchanged(self) -> MultiModalKwargsItem | None:
-        """What the engine gets of the item: its fields, None where it has them, or their address
-        in shared memory. Moves the front end's half."""
-        item = self.item
+    def exchange(self) -> MultiModalKwargsItem | None:
+        """Move the front end's half, and return what the engine receives of the item: its fields,
+        their address in shared memory, or None where the engine has them."""
         if self.is_lost:  # evicted by an item of the same request; before 0.16 nothing is touched
             self.restore()
-        if item.fields is None and not self._is_cached:
+        if self.fields is None and not self._is_cached:
             return None
-        entry = None if item.fields is None else (item.fields, item.cached)
+        new_entry = None if self.fields is None else (self.fields, self.entry)
         fields: MultiModalKwargsItem | None
-        fields, _ = self.cache.get_and_update_item(entry, item.item_hash)
+        fields, _ = self.cache.get_and_update_item(new_entry, self.item_hash)
         self.process_again = None  # which keeps the caller's item in memory
         return fields
 
@@ -138,108 +170,103 @@ class UnsentItem(MultiModalKwargsItem):
 class CacheReader:
     """Looks for items in vLLM's processor caches without moving them.
 
-    The layouts of a cached item are needed before the cache moves. They are in the cache, which
-    gives them only as it moves, so they are found here by weak references: they are there as long
-    as the cache, or a request on its way, keeps them.
+    The layout of a cached item is needed before the cache moves. The cache has it, but returns it
+    only as it moves. So it is found here by a weak reference, which lives as long as the cache
+    keeps the entry, or a request on its way does.
     """
 
     def __init__(self) -> None:
-        self._cached: WeakKeyDictionary[Any, WeakValueDictionary[str, CachedItem]]
-        self._cached = WeakKeyDictionary()
-        self._processed: WeakValueDictionary[str, ProcessedItem] = WeakValueDictionary()
+        self._entries: WeakKeyDictionary[Any, WeakValueDictionary[str, CacheEntry]]
+        self._entries = WeakKeyDictionary()
+        self._unsent: WeakValueDictionary[str, UnsentItem] = WeakValueDictionary()
 
-    def find(self, cache: Any, hashes: list[str]) -> list[ProcessedItem | None]:
-        """The items that a cache has, or a request that is on its way to the engine; None for
-        others."""
-        if cache is None:
-            return [None] * len(hashes)
-        known: Mapping[str, CachedItem] = self._cached.get(cache, {})
-        items: list[ProcessedItem | None] = []
-        for item_hash, is_cached in zip(hashes, cache.is_cached(hashes), strict=True):
-            item = self._processed.get(item_hash)
-            if item is None and is_cached and (cached := known.get(item_hash)) is not None:
-                item = ProcessedItem(item_hash, None, cached)
-            items.append(item)
-        return items
+    def find_items(self, cache: Any, items: Sequence[Item]) -> None:
+        """Fill in the layouts of the items that a cache has, or a request that is on its way to the
+        engine; of the latter also the fields in vLLM's form."""
+        entries: Mapping[str, CacheEntry] = self._entries.get(cache, {})
+        are_cached = cache.is_cached([item.hash for item in items])
+        for item, is_cached in zip(items, are_cached, strict=True):
+            unsent = self._unsent.get(item.hash)
+            if unsent is not None:
+                item.engine_fields = unsent.fields
+                item.cache_entry = unsent.entry
+            elif is_cached:
+                item.cache_entry = entries.get(item.hash)
+            if item.cache_entry is not None:
+                item.layout = item.cache_entry.layout
 
-    def remember(self, cache: Any, items: Sequence[ProcessedItem]) -> None:
-        """Find the processed items of a request from now on."""
-        if cache is None:
-            return
-        cached = self._cached.setdefault(cache, WeakValueDictionary())
+    def remember_entries(self, cache: Any, items: Sequence[Item]) -> None:
+        """Find the entries of items from now on, as long as the cache keeps them."""
+        entries = self._entries.get(cache)
+        if entries is None:
+            entries = self._entries[cache] = WeakValueDictionary()
         for item in items:
-            cached[item.item_hash] = item.cached
-            if item.fields is not None:
-                self._processed[item.item_hash] = item
+            entries[item.hash] = item.cache_entry
+
+    def remember_unsent(self, items: Sequence[Item]) -> None:
+        """Find the fields of items from now on, as long as their request is on its way."""
+        for item in items:
+            if item.engine_fields.fields is not None:
+                self._unsent[item.hash] = item.engine_fields
 
 
-def size_of(fields: MultiModalKwargsItem) -> int:
-    """The size of an item in vLLM's caches, in bytes."""
-    return int(_SizedCache.get_item_size(fields))
+def update_local_cache(cache: Any, items: Sequence[Item]) -> None:
+    """Put new items into a cache of this process, and fill in the fields of the others.
 
-
-def capacity_of(cache: Any) -> float:
-    """The most bytes in a cache that evicts the items that were not used for longest."""
-    return float(getattr(getattr(cache, "_cache", None), "maxsize", math.inf))
-
-
-def fields_in(
-    cache: Any, items: Mapping[str, Sequence[ProcessedItem]]
-) -> dict[str, list[MultiModalKwargsItem]]:
-    """The fields of a request's items, after the new ones went into a cache of this process."""
-    fields: dict[str, list[Any]] = {name: [None] * len(own) for name, own in items.items()}
-    # those that the cache has come first: no new one evicts them then
-    for are_new in (False, True):
-        for name, of_modality in items.items():
-            for index, item in enumerate(of_modality):
-                if (item.fields is not None) is are_new:
-                    entry = (item.fields, item.cached) if are_new else None
-                    fields[name][index], _ = cache.get_and_update_item(entry, item.item_hash)
-    return fields
-
-
-def has_two_halves(cache: Any) -> bool:
-    """Whether the engine has a half of a cache."""
-    return cache is not None and not isinstance(cache, MultiModalProcessorOnlyCache)
+    Those that the cache has come first: no new one evicts them then.
+    """
+    new_items: list[Item] = []
+    for item in items:
+        if item.engine_fields is None:
+            item.engine_fields, _ = cache.get_and_update_item(None, item.hash)
+        else:
+            new_items.append(item)
+    for item in new_items:
+        new_entry = (item.engine_fields, item.cache_entry)
+        item.engine_fields, _ = cache.get_and_update_item(new_entry, item.hash)
 
 
 # -- when a request goes to the engine -------------------------------------------------------------
 
 
-def exchanged(features: Sequence[Any]) -> list[Any]:
-    """The items of a request as the engine gets them. Moves the front end's half of the cache.
+def exchange_features(features: Sequence[Any]) -> list[Any]:
+    """Move the front end's half of the cache, and return the items of a request as the engine
+    receives them.
 
     Args:
         features: vLLM's, in the order of the prompt.
     """
-    unsent = [feature.data for feature in features if isinstance(feature.data, UnsentItem)]
+    unsent_items = _find_unsent_items(features)
     if TOUCHES:
         # all first, as in the engine's half: none may evict another one of the request
-        for item in unsent:
+        for item in unsent_items:
             item.touch()
-    # copies: requests for several answers share them
-    sent = [
-        replace(feature, data=feature.data.exchanged())
-        if isinstance(feature.data, UnsentItem)
-        else feature
-        for feature in features
-    ]
-    if RELEASES and unsent:
-        unsent[0].cache.release_sender_touches()
-    return sent
+    exchanged_features = []
+    for feature in features:
+        if isinstance(feature.data, UnsentItem):
+            # a copy: requests for several answers share the feature
+            feature = replace(feature, data=feature.data.exchange())
+        exchanged_features.append(feature)
+    if RELEASES and unsent_items:
+        unsent_items[0].cache.release_sender_touches()
+    return exchanged_features
 
 
-def _lost(features: Sequence[Any]) -> list[UnsentItem]:
-    items = [feature.data for feature in features if isinstance(feature.data, UnsentItem)]
-    return [item for item in items if item.is_lost]
+def _find_unsent_items(features: Sequence[Any]) -> list[UnsentItem]:
+    return [feature.data for feature in features if isinstance(feature.data, UnsentItem)]
 
 
-_NO_LAYOUTS = ItemLayout(Placeholder([], b""), [])
+def _find_lost_items(features: Sequence[Any]) -> list[UnsentItem]:
+    return [item for item in _find_unsent_items(features) if item.is_lost]
 
 
-def adopted(features: Sequence[Any], cache: Any) -> list[Any]:
-    """The items of a request, of which each takes part in the exchange: also those that no
-    processor of ours has made for this cache, such as prompt embeddings.
+_NO_LAYOUT = ItemLayout(Placeholder([], b""), [])
+
+
+def adopt_features(features: Sequence[Any], cache: Any) -> list[Any]:
+    """Return the items of a request, each as one that takes part in the exchange.
+
+    So do those that no processor of ours has made for this cache, such as prompt embeddings.
 
     Args:
         features: vLLM's.
@@ -247,38 +274,41 @@ def adopted(features: Sequence[Any], cache: Any) -> list[Any]:
     """
     if not has_two_halves(cache):
         return list(features)
-    items = []
+    adopted_features = []
     for feature in features:
         fields = feature.data
         if not isinstance(fields, UnsentItem):
-            # no reader finds this, so that nobody looks at the layouts
-            cached = CachedItem(_NO_LAYOUTS, 0 if fields is None else size_of(fields))
-            key = getattr(feature, "mm_hash", None) or feature.identifier
-            item = ProcessedItem(key, fields, cached)
-            feature = replace(feature, data=UnsentItem(item, feature.modality, cache))
-        items.append(feature)
-    return items
+            # no reader finds this entry, so that its layout is never used
+            size = 0 if fields is None else compute_size(fields)
+            item_hash = getattr(feature, "mm_hash", None) or feature.identifier
+            entry = CacheEntry(_NO_LAYOUT, size)
+            unsent = UnsentItem(feature.modality, item_hash, fields, entry, cache)
+            feature = replace(feature, data=unsent)
+        adopted_features.append(feature)
+    return adopted_features
 
 
-def with_exchange(theirs: Any) -> Any:
-    """The step of vLLM's client that hands a request to the engine, with the exchange right before
-    it."""
+def wrap_add_request(add_request: Any) -> Any:
+    """Wrap the step of vLLM's client that hands a request to the engine, with the exchange right
+    before it."""
 
-    @wraps(theirs)
-    def add_request(self: Any, request: Any) -> Any:
+    @wraps(add_request)
+    def exchange_and_add(self: Any, request: Any) -> Any:
         if request.mm_features:
-            request.mm_features = exchanged(request.mm_features)
-        return theirs(self, request)
+            request.mm_features = exchange_features(request.mm_features)
+        return add_request(self, request)
 
-    @wraps(theirs)
-    async def add_request_async(self: Any, request: Any) -> Any:
-        while lost := _lost(request.mm_features or ()):
-            for item in lost:
+    @wraps(add_request)
+    async def exchange_and_add_async(self: Any, request: Any) -> Any:
+        lost_items = _find_lost_items(request.mm_features or ())
+        while lost_items:
+            for item in lost_items:
                 await asyncio.to_thread(item.restore)
-        # no other request can come between the exchange and the engine: theirs sends before it
-        # waits for anything
+            lost_items = _find_lost_items(request.mm_features)
+        # no other request can come between the exchange and the engine: vLLM's step sends before
+        # it waits for anything
         if request.mm_features:
-            request.mm_features = exchanged(request.mm_features)
-        return await theirs(self, request)
+            request.mm_features = exchange_features(request.mm_features)
+        return await add_request(self, request)
 
-    return add_request_async if iscoroutinefunction(theirs) else add_request
+    return exchange_and_add_async if iscoroutinefunction(add_request) else exchange_and_add

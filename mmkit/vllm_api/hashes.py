@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -21,18 +20,19 @@ from blake3 import blake3
 from PIL import _imaging
 from PIL.Image import Image
 
+from ..plan.item import Item
 from ..plan.memo import Memo, options_key
-from .compat import FILES_TELL_DECODING, hash_by_vllm
+from .compat import hash_by_vllm
 
-_COMMON = 64
-"""Modalities and options whose part of hashes is kept."""
+_MAX_COMMON_PARTS = 64
+"""The number of pairs of a modality and options of which the common part is kept."""
 
-_LARGE = 2**14
-"""Bytes that take longer to copy than a view of them to make."""
+_VIEW_THRESHOLD = 2**14
+"""Bytes above which making a view takes less time than a copy."""
 
 
-class Hashes:
-    """Hashes of the items of the requests of one processor.
+class ItemHasher:
+    """Makes the hashes of the items of the requests of one processor.
 
     Args:
         algorithm: vLLM's `mm_hasher_algorithm`: blake3, sha256 or sha512.
@@ -40,91 +40,106 @@ class Hashes:
     """
 
     def __init__(self, algorithm: str, model: str) -> None:
-        self._new: Callable[[Any], Any] = (
-            blake3 if algorithm == "blake3" else partial(hashlib.new, algorithm)
-        )
-        self._by_vllm = partial(hash_by_vllm, algorithm, model_id=model)
-        self._common = Memo(_COMMON)
+        self._algorithm = algorithm
+        self._model = model
+        self._common_parts = Memo(_MAX_COMMON_PARTS)
 
-    def of(
-        self,
-        modality: str,
-        items: Any,
-        uuids: Sequence[str | None] | None,
-        options: Mapping[str, Any],
-    ) -> list[str]:
-        """The hashes of the items of a modality.
+    def hash_items(self, items: Sequence[Item], options: Mapping[str, Any]) -> list[str]:
+        """Return the hashes of items of one modality.
 
         Args:
-            modality: the name of the modality.
-            items: vLLM's items.
-            uuids: one per item, None for an item without; None for no uuids.
-            options: that items are processed with: other options, another hash.
+            items: at least one.
+            options: with which the items are processed: other options, another hash.
         """
+        modality = items[0].modality
         key = modality, options_key(options) if options else None
-        common = self._common.get(key, lambda: self._by_vllm(**{modality: ""}, options=options))
-        kind = f"{common} {type(items).__name__}"
-        # the bytes of a file, where it tells how they were converted
-        value_of = items.get_item_for_hash if FILES_TELL_DECODING else items.get
+
+        def hash_common_part() -> str:
+            return self._hash_by_vllm({modality: ""}, options=options)
+
+        common_part = self._common_parts.get(key, hash_common_part)
+        # the names of vLLM's classes for these
+        kind = "EmbedItems" if items[0].is_embedding else "ProcessorBatchItems"
+        prefix = f"{common_part} {kind}"
         hashes = []
-        for index, uuid in enumerate(uuids or [None] * len(items)):
-            if uuid is not None:
-                hashes.append(self._digest(f"{common} uuid\n", uuid.encode()))
-                continue
-            value = value_of(index)
-            hashes.append(self._content(kind, value) or self._by_vllm(**{kind: value}))
+        for item in items:
+            item_hash: str | None
+            if item.uuid is not None:
+                item_hash = self._digest(f"{common_part} uuid\n", item.uuid.encode())
+            else:
+                item_hash = self._hash_content(prefix, item.content)
+                if item_hash is None:
+                    item_hash = self._hash_by_vllm({prefix: item.content})
+            hashes.append(item_hash)
         return hashes
 
-    def of_all(self, hashes: Sequence[str]) -> list[str]:
-        """The hashes of items that depend on the other items of their modality in a request, and on
-        their order.
+    def hash_together(self, hashes: Sequence[str]) -> list[str]:
+        """Return the hashes of items that depend on the other items of their modality in a request,
+        and on their order.
 
         Args:
-            hashes: those of the items alone.
+            hashes: the hashes of the items without the others.
         """
-        together, count = self._digest("together\n", "".join(hashes).encode()), len(hashes)
-        return [f"{together}-{number}-of-{count}" for number in range(1, count + 1)]
+        together = self._digest("together\n", "".join(hashes).encode())
+        return _number_items(together, len(hashes))
 
-    def _digest(self, what: str, data: Any) -> str:
+    def _hash_by_vllm(self, values: Mapping[str, Any], **more: Any) -> str:
+        return hash_by_vllm(self._algorithm, model_id=self._model, **values, **more)
+
+    def _digest(self, line: str, data: Any) -> str:
         # bytes first: blake3 is a third faster on what begins at a boundary of its blocks. The line
         # begins with a digest, so no other bytes with another line are the same together
-        digest = self._new(data)
-        digest.update(what.encode())
+        digest: Any
+        if self._algorithm == "blake3":
+            digest = blake3(data)
+        else:
+            digest = hashlib.new(self._algorithm, data)
+        digest.update(line.encode())
         return str(digest.hexdigest())
 
-    def _content(self, kind: str, value: Any) -> str | None:
-        """The hash of a tensor, an array, an image or a text, or of a dict of these; None for
-        anything else."""
+    def _hash_content(self, prefix: str, value: Any) -> str | None:
+        """Return the hash of a tensor, an array, an image or a text, or of a dict of these; None
+        for anything else."""
+        data: Any
         if isinstance(value, Image) and value.palette is None:
-            what, data = f"{value.mode} {value.size}", _pixels(value)
+            form = f"{value.mode} {value.size}"
+            data = _read_pixels(value)
         elif isinstance(value, dict):
-            parts = {name: self._content(kind, part) for name, part in value.items()}
-            if None in parts.values():
+            hashes = {name: self._hash_content(prefix, part) for name, part in value.items()}
+            if None in hashes.values():
                 return None
-            what, data = "parts", json.dumps(parts).encode()
+            form = "parts"
+            data = json.dumps(hashes).encode()
         elif isinstance(value, str):
-            what, data = "text", value.encode()
+            form = "text"
+            data = value.encode()
         elif isinstance(value, torch.Tensor):
-            what, data = f"{value.dtype} {tuple(value.shape)}", _bytes_of(_as_array(value))
+            form = f"{value.dtype} {tuple(value.shape)}"
+            data = _read_bytes(_as_array(value))
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            what, data = f"{value.dtype.str} {value.shape}", _bytes_of(value)
+            form = f"{value.dtype.str} {value.shape}"
+            data = _read_bytes(value)
         elif hasattr(value, "getbands") and hasattr(value, "io_config"):
-            # vLLM's loader tells the file, and how it was converted
-            what, data = f"file {value.io_config}", value.original_bytes
+            # vLLM's loader keeps the file, and how it was converted
+            form = f"file {value.io_config}"
+            data = value.original_bytes
         else:
             return None
-        return self._digest(f"{kind} {what}\n", data)
+        return self._digest(f"{prefix} {form}\n", data)
 
 
-def unique_hashes(count: int) -> list[str]:
-    """Hashes of items that nothing keeps: no other item, and no other request, has them."""
-    together = uuid4().hex
+def make_unique_hashes(count: int) -> list[str]:
+    """Return hashes of items that nothing keeps: no other item, and no other request, has them."""
+    return _number_items(uuid4().hex, count)
+
+
+def _number_items(together: str, count: int) -> list[str]:
     return [f"{together}-{number}-of-{count}" for number in range(1, count + 1)]
 
 
-def _pixels(image: Image) -> bytes:
-    """What `tobytes` returns, which puts pieces of 64 KiB together: that takes seven times as long
-    for an image of 336 x 336 pixels."""
+def _read_pixels(image: Image) -> bytes:
+    """Return what `tobytes` does, which joins pieces of 64 KiB: that takes seven times as long for
+    an image of 336 x 336 pixels."""
     image.load()
     encoder = _imaging.raw_encoder(image.mode, image.mode)
     encoder.setimage(image.im, (0, 0, *image.size))
@@ -133,12 +148,14 @@ def _pixels(image: Image) -> bytes:
 
 
 def _as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A tensor as an array with its bytes; numpy has no bfloat16."""
-    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    """Return a tensor as an array with its bytes; numpy has no bfloat16."""
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.int16)
+    return tensor.numpy()
 
 
-def _bytes_of(array: np.ndarray[Any, Any]) -> Any:
-    """The bytes of an array; those of a large one are not copied."""
-    if array.nbytes < _LARGE or not array.flags.c_contiguous:
+def _read_bytes(array: np.ndarray[Any, Any]) -> Any:
+    """Return the bytes of an array; those of a large one are not copied."""
+    if array.nbytes < _VIEW_THRESHOLD or not array.flags.c_contiguous:
         return array.tobytes()
     return array.reshape(-1).view(np.uint8)

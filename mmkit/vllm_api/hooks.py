@@ -22,6 +22,7 @@ from vllm.multimodal.processing import BaseMultiModalProcessor
 
 from ..errors import SpecError, VllmApiError
 from .compat import INSTALLED, REMEDY, ProcessorInputs
+from .exchange import CACHE_METHODS
 
 _OURS = __name__.removesuffix("vllm_api.hooks")
 
@@ -106,11 +107,7 @@ def unknown() -> list[str]:
     """The steps of a request through vLLM's processor, and the options of one, that mmkit does not
     know: it takes no such step, and only hashes such an option."""
     theirs = inspect.getsource(sys.modules[BaseMultiModalProcessor.__module__])
-    files = ("processor.py", "exchange.py")
-    ours = "".join(_text(Path(__file__).with_name(name)) for name in files)
-    calls = {
-        name for name in re.findall(r"\bcache\.(\w+)\(", theirs) if f"cache.{name}" not in ours
-    }
+    calls = set(re.findall(r"\bcache\.(\w+)\(", theirs)) - CACHE_METHODS
     names = {own.name for own in fields(ProcessorInputs)} - REQUEST_FIELDS
     return sorted([f"cache.{name}()" for name in calls] + [f"the option {n}" for n in names])
 

@@ -16,6 +16,7 @@ from vllm.multimodal.processing import BaseProcessingInfo
 from ..errors import SpecError, report_as_spec_error
 from ..language.spec import Declaration
 from ..plan.hf_calls import LazyProcessor
+from ..plan.item import as_taken, group_by_modality
 from ..plan.plan import Plan
 from . import compat
 from .items import Parser, RequestItems, embeds_size
@@ -140,9 +141,10 @@ class DummyInputs(compat.BaseDummyInputsBuilder[ProcessingInfo]):
         plan, data = self.info.plan, self.get_dummy_mm_data(seq_len, mm_counts, mm_options)
         items = self.info.new_parser().parse_mm_data(data)
         items.largest = frozenset(name for name in items if not _sizes(mm_options, name))
-        taken = {name: items.taken(name, range(len(own))) for name, own in items.data.items()}
+        groups = group_by_modality(items.make_items({}))
+        batches = {name: as_taken(group) for name, group in groups.items()}
         with report_as_spec_error():
-            return plan.shortest_prompt(taken), items
+            return plan.shortest_prompt(batches), items
 
     if compat.BUILDER_MAKES_DUMMIES:
 

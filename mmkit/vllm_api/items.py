@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -12,45 +12,118 @@ from vllm.multimodal import parse as vllm_parse
 
 from ..language.field import Field, Flat, Shared, packed
 from ..plan.encoder_rows import rows_field
+from ..plan.item import Item, group_by_modality
 from ..plan.modality import BoundModality
 from ..plan.parsing import Embedding, Taken
 from ..plan.placement import Placement
 from ..plan.plan import Plan
-from .compat import ELEMENTS_ARE_NAMED, KEEPS_ON_CPU
-from .offload import Offloaded
+from .compat import ELEMENTS_ARE_NAMED, FILES_TELL_DECODING, KEEPS_ON_CPU
 
-Items: TypeAlias = vllm_parse.ModalityDataItems[Any, Any]
-"""The items of one modality."""
+ModalityItems: TypeAlias = vllm_parse.ModalityDataItems[Any, Any]
+"""vLLM's form of the items of one modality."""
+
+# -- a caller's data -------------------------------------------------------------------------------
+
+
+class Needed(Exception):
+    """Stops a request until other processes have processed some of its items.
+
+    Attributes:
+        items: the items.
+    """
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        super().__init__()
+        self.items = items
+
+
+class Offloaded(dict[str, Any]):
+    """A request's ``multi_modal_data``, whose items are processed in other processes.
+
+    vLLM takes such a request through its steps several times, until all fields are here.
+
+    Attributes:
+        parsed: vLLM's form of the items, which are parsed once.
+        hashes: the hashes of all items, which are hashed once; None before.
+        fields: the fields of the items that are processed, by modality and index.
+    """
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        super().__init__(data)
+        self.parsed: RequestItems | None = None
+        self.hashes: list[str] | None = None
+        self.fields: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def fill_in_fields(self, items: Sequence[Item]) -> None:
+        """Fill in the fields of items that other processes have processed.
+
+        Raises:
+            Needed: they have not.
+        """
+        for item in items:
+            if (item.modality, item.index) not in self.fields:
+                raise Needed(items)
+        for item in items:
+            item.fields = self.fields[item.modality, item.index]
+
+    def add_fields(self, items: Sequence[Item], fields: Mapping[str, Sequence[Any]]) -> None:
+        """Keep the fields of processed items, which come by modality."""
+        for name, items_of_modality in group_by_modality(items).items():
+            for item, fields_of_item in zip(items_of_modality, fields[name], strict=True):
+                self.fields[name, item.index] = fields_of_item
 
 
 class RequestItems(vllm_parse.MultiModalDataItems):
-    """The items of a request.
+    """vLLM's form of the items of a request.
 
     Attributes:
-        offloaded: the request's data, where they are processed in other processes.
-        largest: the modalities whose items are the largest ones of the spec.
-        hashes: those of the items, as far as they are known, by modality.
+        offloaded: the request's data, where the items are processed in other processes.
+        largest: the modalities whose items are the largest items of the spec.
     """
 
-    def __init__(self, items: Mapping[str, Items]) -> None:
+    def __init__(self, items: Mapping[str, ModalityItems]) -> None:
         super().__init__()
-        self.data: dict[str, Items] = dict(items)
+        self.data: dict[str, ModalityItems] = dict(items)
         self.offloaded: Offloaded | None = None
         self.largest: frozenset[str] = frozenset()
-        self.hashes: dict[str, list[str]] = {}
 
-    def taken(self, name: str, indices: Iterable[int]) -> Taken:
-        """Some items of a modality, ready for processing."""
-        own = self.data[name]
-        values, are_largest = [own.get(i) for i in indices], name in self.largest
-        return Taken(values, isinstance(own, EmbedItems), len(own), are_largest)
+    def make_items(self, uuids: Mapping[str, Sequence[str | None]]) -> list[Item]:
+        """Return the items, modality by modality.
+
+        Args:
+            uuids: the names of items, by modality; None for an item without.
+        """
+        items: list[Item] = []
+        for name, items_of_modality in self.data.items():
+            count = len(items_of_modality)
+            is_embedding = isinstance(items_of_modality, EmbedItems)
+            is_largest = name in self.largest
+            uuids_of_modality = uuids.get(name) or [None] * count
+            for index in range(count):
+                value = content = items_of_modality.get(index)
+                if FILES_TELL_DECODING:
+                    # the bytes of the file, which take less time to hash than the pixels
+                    content = items_of_modality.get_item_for_hash(index)
+                item = Item(
+                    modality=name,
+                    index=index,
+                    count=count,
+                    value=value,
+                    content=content,
+                    is_embedding=is_embedding,
+                    is_largest=is_largest,
+                    uuid=uuids_of_modality[index],
+                )
+                items.append(item)
+        return items
 
 
 class EmbedItems(vllm_parse.EmbeddingItems):
     """Precomputed embeddings, which vLLM tells from raw items by this class."""
 
     def __init__(self, embeddings: Sequence[Embedding], modality: str) -> None:
-        super().__init__([own.rows for own in embeddings], modality)  # vLLM looks at these
+        rows = [embedding.rows for embedding in embeddings]
+        super().__init__(rows, modality)  # vLLM looks at these
         self.data: Any = list(embeddings)
 
     def get_item_for_hash(self, index: int) -> object:
@@ -63,76 +136,91 @@ class Parser(vllm_parse.MultiModalDataParser):
 
     def __init__(self, plan: Plan, hidden_size: int | None) -> None:
         super().__init__()
-        self.plan, self.hidden_size = plan, hidden_size
+        self.plan = plan
+        self.hidden_size = hidden_size
 
     @override
     def parse_mm_data(self, mm_data: Any) -> RequestItems:
-        if isinstance(mm_data, Offloaded):
-            if mm_data.parsed is None:
-                mm_data.parsed = self.parse_mm_data(dict(mm_data))
-                mm_data.parsed.offloaded = mm_data
-            return mm_data.parsed
-        self.plan.check_names(mm_data)
-        modalities = self.plan.modalities
-        return RequestItems(
-            {name: self.parsed(modalities[name], own) for name, own in mm_data.items()}
-        )
+        if not isinstance(mm_data, Offloaded):
+            return self._parse_request(mm_data)
+        if mm_data.parsed is None:
+            mm_data.parsed = self._parse_request(dict(mm_data))
+            mm_data.parsed.offloaded = mm_data
+        return mm_data.parsed
 
-    def parsed(self, modality: BoundModality, data: Any) -> Items:
-        """The items of one modality."""
-        items, embeds, *_ = modality.parser.parse(data, self.hidden_size)
-        kind = EmbedItems if embeds and items else vllm_parse.ProcessorBatchItems
-        return kind(items, modality.name)
+    def _parse_request(self, data: Mapping[str, Any]) -> RequestItems:
+        self.plan.check_names(data)
+        items: dict[str, ModalityItems] = {}
+        for name, data_of_modality in data.items():
+            items[name] = self.parse_modality(self.plan.modalities[name], data_of_modality)
+        return RequestItems(items)
+
+    def parse_modality(self, modality: BoundModality, data: Any) -> ModalityItems:
+        """Return the items of one modality."""
+        batch: Taken = modality.parser.parse(data, self.hidden_size)
+        if batch.embeds and batch.values:
+            return EmbedItems(batch.values, modality.name)
+        return vllm_parse.ProcessorBatchItems(batch.values, modality.name)
 
 
 # -- processed fields ------------------------------------------------------------------------------
 
 
-def vllm_fields(modality: BoundModality, with_rows: bool) -> dict[str, Any]:
-    """vLLM's forms of the fields of a modality, by name: how it batches the parts of items.
+def make_field_forms(modality: BoundModality, *, with_row_counts: bool) -> dict[str, Any]:
+    """Return vLLM's forms of the fields of a modality, by name: how it batches the parts of items.
 
     Args:
-        modality: the modality.
-        with_rows: whether the model compares the rows of its encoder with the layouts.
+        modality: the modality, which keeps the result.
+        with_row_counts: whether the model receives the number of encoder rows of each item.
     """
-    if (known := modality.adapted.get(with_rows)) is None:
-        known = {key: _field(own) for key, own in modality.fields_and_embeds.items()}
-        if with_rows and modality.sends_rows:
-            known[rows_field(modality.name)] = vllm_inputs.MultiModalBatchedField(**_ON_CPU)
-        modality.adapted[with_rows] = known
-    return known
+    forms: dict[str, Any] | None = modality.adapted.get(with_row_counts)
+    if forms is None:
+        forms = {}
+        for key, field in modality.fields_and_embeds.items():
+            forms[key] = _make_form(field)
+        if with_row_counts and modality.sends_rows:
+            forms[rows_field(modality.name)] = vllm_inputs.MultiModalBatchedField(**_ON_CPU)
+        modality.adapted[with_row_counts] = forms
+    return forms
 
 
 _ON_CPU = {"keep_on_cpu": True} if KEEPS_ON_CPU else {}
 
 
-def _field(declared: Field) -> Any:
-    options = _ON_CPU if declared.keep_on_cpu else {}
-    if isinstance(declared, Flat):  # the slices are for what splits a field, and this one is split
-        return vllm_inputs.MultiModalFlatField(slices=[], dim=declared.dim, **options)
-    if isinstance(declared, Shared):
+def _make_form(field: Field) -> Any:
+    options = _ON_CPU if field.keep_on_cpu else {}
+    if isinstance(field, Flat):  # slices are for a field that is to be split; this one is split
+        return vllm_inputs.MultiModalFlatField(slices=[], dim=field.dim, **options)
+    if isinstance(field, Shared):
         return vllm_inputs.MultiModalSharedField(batch_size=1, **options)
     return vllm_inputs.MultiModalBatchedField(**options)
 
 
-def kwargs_item(
-    modality: BoundModality, fields: Mapping[str, Any], rows: int | None = None
+def make_kwargs_item(
+    modality: BoundModality, fields: Mapping[str, Any], row_count: int | None = None
 ) -> vllm_inputs.MultiModalKwargsItem:
-    """vLLM's form of the processed fields of one item.
+    """Return vLLM's form of the processed fields of one item.
 
     Args:
-        modality: that of the item.
+        modality: the modality of the item.
         fields: hidden ones are left out.
-        rows: the number of its encoder rows, where the model compares it.
+        row_count: the number of its encoder rows, where the model receives it.
     """
-    forms = vllm_fields(modality, rows is not None)
-    if rows is not None and (key := rows_field(modality.name)) in forms:
-        fields = {**fields, key: torch.tensor(rows)}
+    forms = make_field_forms(modality, with_row_counts=row_count is not None)
+    if row_count is not None:
+        row_count_key = rows_field(modality.name)
+        if row_count_key in forms:
+            fields = {**fields, row_count_key: torch.tensor(row_count)}
     elements = {}
     for key, form in forms.items():
-        if key in fields:
-            names = (modality.name, key) if ELEMENTS_ARE_NAMED else ()
-            elements[key] = vllm_inputs.MultiModalFieldElem(*names, packed(fields[key]), form)
+        if key not in fields:
+            continue
+        data = packed(fields[key])
+        if ELEMENTS_ARE_NAMED:
+            element = vllm_inputs.MultiModalFieldElem(modality.name, key, data, form)
+        else:
+            element = vllm_inputs.MultiModalFieldElem(data, form)
+        elements[key] = element
     return vllm_inputs.MultiModalKwargsItem(elements)
 
 
@@ -144,34 +232,43 @@ class Rendered(vllm_inputs.MultiModalKwargsItems):
 
 
 def is_rendered(prompt: Mapping[str, Any]) -> bool:
-    """Whether a caller's prompt is a result of vLLM's renderer, with processed items."""
+    """Return whether a caller's prompt is a result of vLLM's renderer, with processed items."""
     return prompt.get("type") == "multimodal" and "mm_kwargs" in prompt
 
 
-def engine_input(
-    ids: list[int],
-    items: Mapping[str, Sequence[vllm_inputs.MultiModalKwargsItem]],
-    hashes: Mapping[str, Sequence[str]],
-    placements: Sequence[Placement],
+def make_engine_input(
+    ids: list[int], items: Sequence[Item], placements: Sequence[Placement]
 ) -> dict[str, Any]:
-    """A request in vLLM's form for its engine."""
+    """Return a request in vLLM's form for its engine.
+
+    Args:
+        ids: the prompt with the layouts of all items.
+        items: all items, with hashes and fields in vLLM's form.
+        placements: where the layouts stand in the prompt.
+    """
     ranges: dict[str, list[vllm_inputs.PlaceholderRange]] = {}
-    for at in placements:
-        place = vllm_inputs.PlaceholderRange(at.start, len(at.tokens), at.tokens.is_embed)
-        ranges.setdefault(at.modality, []).append(place)
-    kwargs = Rendered()
-    kwargs.data = dict(items)
+    for placement in placements:
+        tokens = placement.tokens
+        place = vllm_inputs.PlaceholderRange(placement.start, len(tokens), tokens.is_embed)
+        ranges.setdefault(placement.modality, []).append(place)
+    hashes: dict[str, list[str]] = {}
+    fields: dict[str, list[Any]] = {}
+    for name, items_of_modality in group_by_modality(items).items():
+        hashes[name] = [item.hash for item in items_of_modality]
+        fields[name] = [item.engine_fields for item in items_of_modality]
+    kwargs_items = Rendered()
+    kwargs_items.data = fields
     return {
         "type": "multimodal",
         "prompt_token_ids": ids,
-        "mm_kwargs": kwargs,
+        "mm_kwargs": kwargs_items,
         "mm_hashes": hashes,
         "mm_placeholders": ranges,
     }
 
 
 def embeds_size(model_config: Any) -> int:
-    """Width of the language model's rows."""
+    """Return the width of the language model's rows."""
     # 0.11 has no projections
     size = getattr(model_config, "get_inputs_embeds_size", model_config.get_hidden_size)
     return int(size())

@@ -14,16 +14,12 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import MmkitError
-from ..plan.parsing import Taken
-from ..plan.processing import Processed
+from ..plan.item import as_taken, group_by_modality
 from ..rendering.pool import Recipe, RenderProcesses
-
-if TYPE_CHECKING:
-    from .items import RequestItems
-    from .processor import CommonProcessor
+from .items import Needed, Offloaded
 
 OPTION = "render_processes"
 """The key of vLLM's ``additional_config`` that says how many."""
@@ -31,36 +27,6 @@ OPTION = "render_processes"
 _TRIES = 3
 """The most times that a request is tried whose items other requests meanwhile put into the cache or
 out of it."""
-
-Indices = Mapping[str, tuple[int, ...]]
-"""Some items of a request, by modality."""
-
-
-class Needed(Exception):
-    """Items of a request are to be processed before it can go on: their indices, and they."""
-
-
-class Offloaded(dict[str, Any]):
-    """A request's ``multi_modal_data``, whose items are processed in other processes.
-
-    Attributes:
-        parsed: vLLM's items, which are parsed once.
-        known: the indices of some items, and their processed fields.
-    """
-
-    parsed: RequestItems | None = None
-    known: tuple[Indices, Mapping[str, Processed]] = ({}, {})
-
-    def processed(self, indices: Indices, items: Mapping[str, Taken]) -> Mapping[str, Processed]:
-        """The fields of some of the items.
-
-        Raises:
-            Needed: they are not there yet.
-        """
-        there, fields = self.known
-        if indices != there:
-            raise Needed(indices, items)
-        return fields
 
 
 def install(renderer: Any) -> RenderProcesses | None:
@@ -84,7 +50,7 @@ def install(renderer: Any) -> RenderProcesses | None:
     return processes
 
 
-def recipe(processor: CommonProcessor) -> Recipe:
+def recipe(processor: Any) -> Recipe:
     """What another process needs to process as a processor does."""
     info, model_config = processor.info, processor.info.ctx.model_config
     hf_processor = None
@@ -112,14 +78,16 @@ def with_processes(
         data = prompt.get("multi_modal_data")
         # options of a request configure the Hugging Face processor, which others do not have so
         if data and not prompt.get("mm_processor_kwargs"):
-            own = Offloaded(data)
+            offloaded = Offloaded(data)
             for _ in range(_TRIES):
                 try:
-                    return await theirs({**prompt, "multi_modal_data": own}, **options)
+                    return await theirs({**prompt, "multi_modal_data": offloaded}, **options)
                 except Needed as needed:
-                    indices, items = needed.args
-                    work = asyncio.wrap_future(processes.process(items))
-                    own.known = indices, await work
+                    items = needed.items
+                groups = group_by_modality(items)
+                batches = {name: as_taken(group) for name, group in groups.items()}
+                fields = await asyncio.wrap_future(processes.process(batches))
+                offloaded.add_fields(items, fields)
         return await theirs(prompt, **options)
 
     return process

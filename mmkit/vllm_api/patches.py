@@ -30,10 +30,10 @@ from ..plan.plan import Plan
 from ..plan.soundness import check_rows
 from . import chat, media
 from .compat import PROMPTS_ARE_IDS, find
-from .exchange import adopted, with_exchange
+from .exchange import adopt_features, wrap_add_request
 from .incoming import REQUEST, Incoming, TooManyPixels
 from .items import Rendered, is_rendered
-from .processor import CommonProcessor
+from .pipeline import has_pipeline
 
 TRUST = "trust_processed_fields"
 """The key of vLLM's ``additional_config`` by which a server takes processed fields of other
@@ -63,16 +63,16 @@ def with_admission(theirs: Any) -> Any:
 
     @wraps(theirs)
     def process_inputs(self: Any, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
-        processor = getattr(getattr(self, "renderer", None), "mm_processor", None)
-        if isinstance(processor, CommonProcessor) and isinstance(prompt, Mapping):
+        processor: Any = getattr(getattr(self, "renderer", None), "mm_processor", None)
+        if has_pipeline(processor) and isinstance(prompt, Mapping):
             params = args[0] if args else kwargs.get("params")
             config = getattr(getattr(self, "vllm_config", None), "additional_config", None)
             trusts = isinstance(config, Mapping) and config.get(TRUST) is True
             admit(processor.plan, prompt, params, trusts=trusts)
         request = theirs(self, request_id, prompt, *args, **kwargs)
-        if isinstance(processor, CommonProcessor) and request.mm_features:
+        if has_pipeline(processor) and request.mm_features:
             cache = getattr(self.renderer, "mm_processor_cache", None)
-            request.mm_features = adopted(request.mm_features, cache)
+            request.mm_features = adopt_features(request.mm_features, cache)
         return request
 
     return process_inputs
@@ -202,7 +202,7 @@ def _check_finite_fields(fields: Mapping[str, Any], where: str) -> None:
 
 
 def _is_ours(renderer: Any) -> bool:
-    return isinstance(getattr(renderer, "mm_processor", None), CommonProcessor)
+    return has_pipeline(getattr(renderer, "mm_processor", None))
 
 
 def with_guard(theirs: Any) -> Any:
@@ -330,10 +330,10 @@ _CLIENT = "v1.engine.core_client"
 
 PATCHES = (
     Patch(with_admission, ("v1.engine.input_processor:InputProcessor.process_inputs",)),
-    Patch(with_exchange, (f"{_CLIENT}:InprocClient.add_request",)),
-    Patch(with_exchange, (f"{_CLIENT}:SyncMPClient.add_request",)),
-    Patch(with_exchange, (f"{_CLIENT}:AsyncMPClient.add_request_async",)),
-    Patch(with_exchange, (f"{_CLIENT}:DPAsyncMPClient.add_request_async",)),
+    Patch(wrap_add_request, (f"{_CLIENT}:InprocClient.add_request",)),
+    Patch(wrap_add_request, (f"{_CLIENT}:SyncMPClient.add_request",)),
+    Patch(wrap_add_request, (f"{_CLIENT}:AsyncMPClient.add_request_async",)),
+    Patch(wrap_add_request, (f"{_CLIENT}:DPAsyncMPClient.add_request_async",)),
     Patch(with_guard, (f"{_RENDERER}._process_tokens",)),
     Patch(with_guard, (f"{_RENDERER}._process_tokens_async",)),
     Patch(chat.reading, _PARTS),

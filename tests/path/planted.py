@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -54,9 +55,11 @@ from mmkit import (
 from mmkit import replace as replaces
 from mmkit.language.layout import Placeholder
 from mmkit.model.registration import get_mrope_input_positions
+from mmkit.plan.item import group_by_modality
 from mmkit.plan.placement import ItemLayout, Placement
 from mmkit.plan.soundness import compute_largest_magnitude
 from mmkit.testing import ImageSample, NotApplicable, Subject, VideoSample, Violation, check_law, of_spec
+from mmkit.vllm_api import pipeline
 from mmkit.vllm_api.items import EmbedItems, Parser
 from tests.oracles import SYSTEMS
 from tests.profiles import profile
@@ -305,8 +308,9 @@ class Bug:
     Attributes:
         law: the law that must catch it.
         name: as docs/data/planted-bugs.md has it.
-        hook: what is overridden: a method, as ``processor.METHOD`` (or info, parser, model); a modality, ``series`` or
-            ``frames``; or its function, as ``frames.process``. ``subject`` for what no single hook makes.
+        hook: what is overridden: a method, as ``processor.METHOD`` (or info, parser, model); a step of a request, as
+            ``pipeline.STEP``; a modality, ``series`` or ``frames``; or its function, as ``frames.process``. ``subject``
+            for what no single hook makes.
         change: the new method, which gets the inherited one and its arguments; what returns the changes of a modality;
             its new function; or what makes the subject.
         message: a regular expression for what the law says.
@@ -332,6 +336,8 @@ class Bug:
             changes = {method: self.change} if method else self.change()
             spec = ModelSpec("mixed", *(make(**changes if name == part else {}) for name, make in MODALITIES.items()))
             return mixed(spec) if self.model is None else with_model(self.model, spec)
+        if part == "pipeline":
+            return mixed(self.spec, processor=taking_step(self.spec.classes.processor, method, self.change))
         if part == "parser":
             return mixed(self.spec, info=parsing(self.spec, overriding(Parser, method, self.change)))
         return mixed(self.spec, **{part: overriding(getattr(self.spec.classes, part), method, self.change)})
@@ -346,6 +352,18 @@ def overriding(base: type, hook: str, change: Callable[..., Any]) -> type:
 
     subclass = type(base.__name__, (base,), {"__module__": __name__, hook: method})
     return subclass
+
+
+def taking_step(base: type, step: str, change: Callable[..., Any]) -> type:
+    """A subclass of a processor that takes a step of its requests otherwise: by a function of the correct step and of
+    its arguments."""
+    changed = partial(change, getattr(pipeline, step))
+
+    def render(inherited: Callable[..., Any], *request: Any) -> Any:
+        with patch.object(pipeline, step, changed):
+            return inherited(*request)
+
+    return overriding(base, "render", render)
 
 
 def parsing(spec: ModelSpec, parser: type) -> type:
@@ -407,7 +425,7 @@ def end_of_the_prompt_dropped(inherited, *request):
 
 def _prompted(change: Callable[[list[int]], list[int]]) -> Callable[..., Any]:
     """Items are placed in another prompt."""
-    return lambda inherited, request, *rest: inherited(replace(request, prompt=change(request.prompt)), *rest)
+    return lambda inherited, plan, request: inherited(plan, replace(request, prompt=change(request.prompt)))
 
 
 def prompt_in_lower_case(prompt):
@@ -429,24 +447,33 @@ def ids_that_are_not_the_layout(inherited, *request):
     return [ID["<unk>"] if i in starts else token for i, token in enumerate(ids)], placed
 
 
-def items_swapped_after_a_hit(inherited, request, items):
-    is_hit = any(item.fields is None for of_modality in items.values() for item in of_modality)
-    step = -1 if is_hit else 1
-    return {name: of_modality[::step] for name, of_modality in inherited(request, items).items()}
+def items_swapped_after_a_hit(inherited, reader, request, *rest):
+    is_hit = any(item.engine_fields is None for item in request.items)
+    inherited(reader, request, *rest)
+    if is_hit:
+        for group in group_by_modality(request.items).values():
+            swapped = [item.engine_fields for item in reversed(group)]
+            for item, fields in zip(group, swapped, strict=True):
+                item.engine_fields = fields
 
 
-def kwargs_missing_in_the_cache_key(inherited, request):
-    return inherited(replace(request, kwargs={}))
+def kwargs_missing_in_the_cache_key(inherited, plan, hasher, request):
+    inherited(plan, hasher, replace(request, options={}))
 
 
-def target_of_another_position(inherited, request, counts, layouts):
-    kept = {name: [ItemLayout(own.tokens, own.updates) for own in of_modality] for name, of_modality in layouts.items()}
-    return inherited(request, counts, kept)
+def target_of_another_position(inherited, plan, request):
+    kept = [replace(item, layout=ItemLayout(item.layout.tokens, item.layout.updates)) for item in request.items]
+    return inherited(plan, replace(request, items=kept))
 
 
-def receiver_gets_other_data(inherited, plan, request, some, missing):
-    first = {name: request.items.taken(name, range(len(own.values))) for name, own in some.items()}
-    return inherited(plan, request, first, missing)
+def receiver_gets_other_data(inherited, plan, reader, request):
+    missing = inherited(plan, reader, request)
+    groups = group_by_modality(request.items)
+    for name, group in group_by_modality(missing).items():
+        first = [item.value for item in groups[name]]
+        for missing_item, value in zip(group, first, strict=False):
+            missing_item.value = value
+    return missing
 
 
 def _read(before: list[str], inherited: Any, prompt: Any, *rest: Any, **named: Any) -> Any:
@@ -498,9 +525,10 @@ def _stated(more: int) -> Callable[..., Any]:
     return lambda inherited, seq_len, mm_counts: {name: n + more for name, n in inherited(seq_len, mm_counts).items()}
 
 
-def hash_of_the_shape(inherited, request):
-    kwargs, items = sorted(request.kwargs.items()), request.items.items()
-    return {name: [f"{name} {tuple(value.shape)} {kwargs}" for value in some.get_all()] for name, some in items}
+def hash_of_the_shape(inherited, plan, hasher, request):
+    options = sorted(request.options.items())
+    for part in request.items:
+        part.hash = f"{part.modality} {tuple(part.value.shape)} {options}"
 
 
 def embeddings_taken_for_items(inherited: Any, modality: Any, data: Any) -> Any:
@@ -518,14 +546,14 @@ def field_left_out(inherited, modality, own, *rest):
     return inherited(modality, {name: value for name, value in own.items() if name != "version"}, *rest)
 
 
-def _split(change: Callable[[torch.Tensor, list[int]], Any], inherited: Any, *request: Any) -> Any:
+def _split(change: Callable[[torch.Tensor, list[int]], Any], inherited: Any, plan: Any, items: Any, *rest: Any) -> None:
     """The rows of all series are cut otherwise, by a function of them and of the number of each."""
-    done = inherited(*request)
-    for parts in [parts for name, parts in done.items() if name == "series" and "values" in parts[0]]:
+    inherited(plan, items, *rest)
+    parts = [item.fields for item in items if item.modality == "series" and "values" in item.fields]
+    if parts:
         rows = [part["values"] for part in parts]
         for part, own in zip(parts, change(torch.cat(rows), [*map(len, rows)]), strict=True):
             part["values"] = own
-    return done
 
 
 def surplus_items_accepted(inherited, inputs, timing):
@@ -581,47 +609,47 @@ def message_without_modality(inherited, mm_data, **options):
         raise InputError("request", "well-formed items", "others") from None
 
 
-def targets_replaced_without_a_look(inherited, request, counts, layouts):
+def targets_replaced_without_a_look(inherited, plan, request):
     ids: list[int] = []
     placed: list[Placement] = []
     for token in request.prompt:
-        if token != ID["<frame>"] or len(placed) == counts["frames"]:
+        if token != ID["<frame>"] or len(placed) == len(request.items):
             ids.append(token)
             continue
-        own = layouts["frames"][len(placed)]
-        placed.append(Placement("frames", len(placed), len(ids), own.tokens))
+        layout = request.items[len(placed)].layout
+        placed.append(Placement("frames", len(placed), len(ids), layout.tokens))
         ids += placed[-1].tokens.ids
-    if len(placed) != counts["frames"]:
+    if len(placed) != len(request.items):
         raise InputError("double.frames", "<frame> for each item", f"{len(placed)} of them")
     return ids, placed
 
 
-def expanded_prompt_refused(inherited, request, *rest):
+def expanded_prompt_refused(inherited, plan, request):
     if ID["<pad>"] in request.prompt:
         raise InputError("mixed.frames", "<frame>", "<pad>")
-    return inherited(request, *rest)
+    return inherited(plan, request)
 
 
-def embeddings_that_raise(inherited, *request):
-    processed = inherited(*request)
-    assert all(len(fields["frames"].data) for fields, _ in processed.get("frames", {}).values())
-    return processed
+def embeddings_that_raise(inherited, plan, items, **options):
+    inherited(plan, items, **options)
+    assert all(len(item.engine_fields["frames"].data) for item in items if item.modality == "frames")
 
 
-def hash_of_the_file(inherited, request):
-    images = request.items["image"]
-    files = [getattr(images.get_item_for_hash(i), "original_bytes", None) for i in range(len(images))]
-    own = zip(files, inherited(request)["image"], strict=True)
-    return {"image": [hashlib.sha256(file).hexdigest() if file else item_hash for file, item_hash in own]}
+def hash_of_the_file(inherited, plan, hasher, request):
+    inherited(plan, hasher, request)
+    for part in request.items:
+        file = getattr(part.content, "original_bytes", None)
+        if file:
+            part.hash = hashlib.sha256(file).hexdigest()
 
 
-def another_llava(method: tuple[str, Callable[..., Any]] | None = None, **changes: Any) -> Subject:
-    """LLaVA with its Hugging Face processor, and another method, or a modality that is declared otherwise."""
+def another_llava(step: tuple[str, Callable[..., Any]] | None = None, **changes: Any) -> Subject:
+    """LLaVA with its Hugging Face processor, and another step of requests, or a modality that is declared otherwise."""
     system = SYSTEMS["llava"]
     (image,) = system.load_spec().modalities
     spec = ModelSpec("llava", image.model_copy(update=changes))
     images = st.builds(ImageSample, st.integers(0, 2), *[st.integers(1, 40)] * 2)
-    change = {"processor": overriding(spec.classes.processor, *method)} if method else {}
+    change = {"processor": taking_step(spec.classes.processor, *step)} if step else {}
     classes = spec.classes._replace(**change)
     return of_spec(spec, system.checkpoint, classes=classes, samples={"image": images})
 
@@ -671,25 +699,32 @@ def media(**classes: type) -> Subject:
 
 
 def options_of_another_modality():
-    def parts(inherited, plan, request, items, missing):
-        if len(items) > 1:
-            merged = dict(request.kwargs)
-            for of_scope in request.kwargs.values():
+    def render(inherited, request, *timer):
+        if len(group_by_modality(request.items)) > 1:
+            merged = dict(request.options)
+            for of_scope in request.options.values():
                 merged |= of_scope if isinstance(of_scope, dict) else {}
-            plan = plan.configured(merged, None)
-        return inherited(plan, request, items, missing)
+            request = replace(request, options=merged)
+        return inherited(request, *timer)
 
-    return media(processor=overriding(MEDIA.classes.processor, "_parts", parts))
+    return media(processor=overriding(MEDIA.classes.processor, "render", render))
 
 
 def integers_by_an_option():
-    def parts(inherited, plan, request, items, missing):
-        fields = dict(inherited(plan, request, items, missing))
-        if request.kwargs and "frames" in fields and not items["frames"].embeds:
-            fields["frames"] = [{"frames": own["frames"].int()} for own in fields["frames"]]
-        return fields
+    correct = pipeline.process_items
 
-    classes = MIXED.classes._replace(processor=overriding(MIXED.classes.processor, "_parts", parts))
+    def process_items(plan, items, *rest):
+        correct(plan, items, *rest)
+        for part in items:
+            if part.modality == "frames" and not part.is_embedding:
+                part.fields = {"frames": part.fields["frames"].int()}
+
+    def render(inherited, request, *timer):
+        step = process_items if request.options else correct
+        with patch.object(pipeline, "process_items", step):
+            return inherited(request, *timer)
+
+    classes = MIXED.classes._replace(processor=overriding(MIXED.classes.processor, "render", render))
     return of_spec(MIXED, checkpoint(_registered(ByHand, MIXED)), kwargs=KWARGS, classes=classes)
 
 
@@ -748,7 +783,7 @@ def bare_placeholders_as_nan(inherited, input_ids, *rest, **named):
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
-PLACING, HASHES, PROCESSING = "processor._placed", "processor._hashed", "processor._parts"
+PLACING, HASHES, PROCESSING = "pipeline.place_items", "pipeline.hash_items", "pipeline.process_items"
 STATED = "info.get_mm_max_tokens_per_item"
 OUTSIDE = r"outside the ranges the prompt is \[.*\], the caller's \[.*\]"
 ELSEWHERE = r"token \d+ is at \[\d+, \d+, \d+\], and in Qwen2VLModel at \[\d+, \d+, \d+\]"
@@ -782,17 +817,18 @@ BUGS = [
         r"placeholders of \[\('series', \d\), .*\] get the items \[\('series', 0\), ", spec=BY_NUMBER),
     Bug("ranges", "mask_lost", PLACING, partial(_placed_otherwise, all_embed),
         r"the mask of series\[0\] is not that of its layout"),
-    Bug("cache", "items_swapped_after_a_hit", "processor._exchanged", items_swapped_after_a_hit,
+    Bug("cache", "items_swapped_after_a_hit", "pipeline.exchange_with_cache", items_swapped_after_a_hit,
         r"in one process: fields\['(series|frames)'\]|in two processes: MultiModalCacheMissError: "),
     Bug("cache", "kwargs_missing_in_the_cache_key", HASHES, kwargs_missing_in_the_cache_key,
         f"(?s){CACHED}(fields|ids).*kwargs="),
     Bug("cache", "target_of_another_position", PLACING, target_of_another_position,
         r"with a cache in one process: (InputError|NotFound): mixed\.series|with one in one process: (ids|ranges)",
         spec=BY_NUMBER),
-    Bug("cache", "receiver_gets_other_data", PROCESSING, receiver_gets_other_data, CACHED + "(fields|ids)"),
+    Bug("cache", "receiver_gets_other_data", "pipeline.find_missing_items", receiver_gets_other_data,
+        CACHED + "(fields|ids)"),
     Bug("cache", "buffer_written_again", "frames.process", buffer_written_again,
         CACHED + r"fields\['frames'\]\[\d\]\['frames'\]: values differ"),
-    Bug("cache", "memory_of_the_caller", "parser.parsed", memory_of_the_caller,
+    Bug("cache", "memory_of_the_caller", "parser.parse_modality", memory_of_the_caller,
         CACHED + r"fields\['(series|frames)'\]\[\d\]\[.*\]: values differ"),
     Bug("text", "text_without_special_tokens", "processor.__call__", partial(_read, []),
         r"the ids of a text and, by the processor, the text '.*': ids: \d+ and \d+ long"),
@@ -824,11 +860,11 @@ BUGS = [
     Bug("worst_case", "dummy_of_several_modalities", "dummy_inputs.get_dummy_mm_data", dummy_of_several_modalities,
         r"KeyError: '(series|frames)'"),
     Bug("identity", "hash_of_the_shape", HASHES, hash_of_the_shape, r"TensorSample\(seed=1, .*\) has the same hash"),
-    Bug("identity", "hash_of_the_container", "parser.parsed", hash_of_the_container,
+    Bug("identity", "hash_of_the_container", "parser.parse_modality", hash_of_the_container,
         r"the same content as (ndarray|list) (has another hash|is refused)"),
-    Bug("identity", "hash_of_the_file", "subject", lambda: another_llava(("_hashed", hash_of_the_file)),
+    Bug("identity", "hash_of_the_file", "subject", lambda: another_llava(("hash_items", hash_of_the_file)),
         r"a file decoded on white and on black \(rgba_background_color\): one hash"),
-    Bug("round_trip", "field_left_out", "processor.item", field_left_out,
+    Bug("round_trip", "field_left_out", "pipeline.make_kwargs_item", field_left_out,
         r"series\[0\] has \['length', 'values'\], declared are \['length', 'values', 'version'\]"),
     Bug("independence", "flat_sizes_in_the_wrong_order", PROCESSING,
         partial(_split, lambda rows, sizes: rows.split(sizes[::-1])),
@@ -840,13 +876,13 @@ BUGS = [
         r"one item of frames too many: accepted"),
     Bug("refusal", "missing_items_accepted", "processor.apply", missing_items_accepted,
         r"one item of frames too few: accepted"),
-    Bug("refusal", "nan_accepted", "parser.parsed",
+    Bug("refusal", "nan_accepted", "parser.parse_modality",
         lambda inherited, modality, data: _mended(inherited, modality, data, lambda value: value.nan_to_num()),
         r"NaN in an item of (series|frames): accepted"),
-    Bug("refusal", "bound_ignored", "parser.parsed",
+    Bug("refusal", "bound_ignored", "parser.parse_modality",
         lambda inherited, modality, data: _mended(inherited, modality, data, lambda value: value.clamp(-8, 8)),
         r"a value beyond the bound in an item of (series|frames): accepted"),
-    Bug("refusal", "index_beyond_its_part", "parser.parsed", index_beyond_its_part,
+    Bug("refusal", "index_beyond_its_part", "parser.parse_modality", index_beyond_its_part,
         r"a value beyond the bound in click of frames: accepted", spec=PAGE),
     Bug("refusal", "unknown_modality_ignored", "info.parse_mm_data", unknown_modality_ignored,
         r"an unknown modality: accepted"),
@@ -854,9 +890,9 @@ BUGS = [
         r": the message names no modality: request: expected well-formed items"),
     Bug("refusal", "special_token_of_a_text", "frames", lambda: noted(as_the_tokenizer_reads_it),
         r"'</?\w+>' in note of frames: the layout has 1 of this token, and 0 with another text"),
-    Bug("refusal", "placeholder_of_a_text", "parser.parsed", placeholder_of_a_text,
+    Bug("refusal", "placeholder_of_a_text", "parser.parse_modality", placeholder_of_a_text,
         r"'<(pad|row|frame|series)>' in note of frames: accepted", spec=NOTED),
-    Bug("refusal", "refused_by_a_crash", "parser.parsed",
+    Bug("refusal", "refused_by_a_crash", "parser.parse_modality",
         lambda inherited, modality, data: hash_of_the_container(inherited, modality, data),
         r"as an item of (series|frames): refused with (TypeError|RuntimeError|ValueError|AttributeError): "),
     Bug("idempotence", "double_expansion", PLACING, targets_replaced_without_a_look, r"\d+ ids became \d+",
@@ -869,9 +905,9 @@ BUGS = [
     Bug("embeds", "embeddings_with_another_range", "frames",
         lambda: {"embeds": embed(tok["<pad>"]) * item.rows + tok["<close>"]},
         r"the raw item and its embeddings: ranges\['frames'\]"),
-    Bug("embeds", "embeddings_that_raise", "processor._processed", embeddings_that_raise,
+    Bug("embeds", "embeddings_that_raise", "pipeline.convert_fields", embeddings_that_raise,
         r"embeddings of frames pass the parser, then KeyError: 'frames'"),
-    Bug("embeds", "embeddings_refused", "parser.parsed", embeddings_taken_for_items,
+    Bug("embeds", "embeddings_refused", "parser.parse_modality", embeddings_taken_for_items,
         r"the spec takes embeddings of frames, and the parser refuses them: mixed\.frames"),
     Bug("safety", "placeholders_sampled", "model.masked", lambda inherited, logits: logits,
         r"placeholder ids \[4, 5\] can be sampled"),

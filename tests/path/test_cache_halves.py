@@ -22,7 +22,7 @@ from mmkit import InputError, Modality, ModelSpec, Tensor, batched, between, der
 from mmkit import replace as replaces
 from mmkit.testing import vllm_path
 from mmkit.testing.differences import differences
-from mmkit.vllm_api.exchange import adopted, with_exchange
+from mmkit.vllm_api.exchange import adopt_features, wrap_add_request
 from tests.path.plain import processor
 from tests.path.planted import ID
 from tests.profiles import scaled
@@ -126,7 +126,7 @@ class Halves:
         outcome = vllm_path.read_outcome(rendered)
         features = vllm_path.sort_by_position(outcome.features)
         for _ in range(times):
-            request = SimpleNamespace(mm_features=adopted(features, self.caches.sender))
+            request = SimpleNamespace(mm_features=adopt_features(features, self.caches.sender))
             try:
                 self.received(request, is_async=is_async)
             except vllm_path.CacheMiss as miss:
@@ -151,9 +151,9 @@ class Halves:
             add_request(client, request)
 
         if is_async:
-            asyncio.run(with_exchange(add_request_async)(None, request))
+            asyncio.run(wrap_add_request(add_request_async)(None, request))
         else:
-            with_exchange(add_request)(None, request)
+            wrap_add_request(add_request)(None, request)
 
     def step(self, kind: str, parts: tuple[Part, ...], number: int) -> None:
         """One step of a sequence."""
@@ -162,7 +162,9 @@ class Halves:
                 fields = vllm_path.read_outcome(vllm_path.render(self.processor, [ID["<frame>"]], FRAME, {}, None))
                 data = MultiModalKwargsItem(fields.items["alone"][0].data)
                 feature = MultiModalFeatureSpec(data, "alone", f"foreign {number}", PlaceholderRange(0, 1))
-                self.received(SimpleNamespace(mm_features=adopted([feature], self.caches.sender)), is_async=False)
+                self.received(
+                    SimpleNamespace(mm_features=adopt_features([feature], self.caches.sender)), is_async=False
+                )
             case "reset":
                 self.caches.sender.clear_cache()
                 self.caches.receiver.clear_cache()

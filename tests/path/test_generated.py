@@ -16,7 +16,7 @@ from vllm import ModelRegistry
 from examples.terra.spec import TERRA
 from mmkit import Audio, Image, InputError, ModelSpec, Video, embed
 from mmkit.testing import processors, vllm_path
-from mmkit.vllm_api.processor import Request
+from mmkit.vllm_api.pipeline import Request
 from tests.path.plain import ONES, ids, plain, processor, run
 from tests.path.planted import checkpoint
 from tests.unit.common import modality
@@ -74,8 +74,8 @@ def test_registration() -> None:
     assert RegisteredForCausalLM.mm_spec is spec
 
     class Sub(spec.classes.processor):  # type: ignore[name-defined, misc]
-        def rendered(self, request: Request, *timed: Any) -> Any:
-            return super().rendered(replace(request, prompt=[*request.prompt, *ids("b")]), *timed)
+        def render(self, request: Request, *timer: Any) -> Any:
+            return super().render(replace(request, prompt=[*request.prompt, *ids("b")]), *timer)
 
     class Info(spec.classes.info):  # type: ignore[name-defined, misc]
         def get_supported_mm_limits(self) -> dict[str, int | None]:

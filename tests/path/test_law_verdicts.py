@@ -143,15 +143,18 @@ GRAPHS = ModelSpec(
 class Again(GRAPHS.classes.processor):  # type: ignore[misc]
     """Makes a text of every prompt with items, and ids of it again."""
 
-    def _placed(self, request: Any, *rest: Any) -> Any:
-        ids, placements = super()._placed(request, *rest)
+    def render(self, request: Any, *timer: Any) -> Any:
+        result = super().render(request, *timer)
+        ids, places = result["prompt_token_ids"], result["mm_placeholders"]["graph"]
         tokenizer = self.info.get_tokenizer()
         again = tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False)
-        start = again.index(ids[placements[0].start]) - placements[0].start
-        moved = [replace(at, start=at.start + start) for at in placements]
-        if any(again[at.start : at.end] != at.tokens.ids for at in moved):
-            reject()
-        return again, moved
+        shift = again.index(ids[places[0].offset]) - places[0].offset
+        moved = [replace(place, offset=place.offset + shift) for place in places]
+        for place, moved_place in zip(places, moved, strict=True):
+            layout = ids[place.offset : place.offset + place.length]
+            if again[moved_place.offset : moved_place.offset + place.length] != layout:
+                reject()
+        return {**result, "prompt_token_ids": again, "mm_placeholders": {"graph": moved}}
 
 
 def test_a_prompt_that_becomes_ids_again_is_seen(tmp_path: Path) -> None:

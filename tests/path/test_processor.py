@@ -46,6 +46,7 @@ from mmkit.plan.placement import ItemLayout
 from mmkit.testing import vllm_path
 from mmkit.testing.differences import differences
 from mmkit.vllm_api import patches
+from mmkit.vllm_api.pipeline import Request
 from tests.path.plain import ONES, ids, plain, processor, run
 from tests.path.planted import HIDDEN, MIXED, series
 
@@ -304,6 +305,17 @@ def test_items_that_depend_on_their_number_and_order() -> None:
         assert all(differences(expected, run(instance, *sent, caches=one)) is None for one in (only, pair))
         known[len(order)] = expected.hashes["frames"][order.index(1)]
     assert known[1] == known[2] != known[3]
+
+
+def test_the_hashes_of_items_that_are_applied_twice_are_those_of_their_options() -> None:
+    """Also where the same parsed items are processed again."""
+    instance = processor(plain())
+    items = vllm_path.parse_items(instance, {"frames": ONES})
+    hashes = []
+    for options in ({}, {"scale": 2}, {}):
+        request = Request(ids("<frame>"), items.make_items({}), options=options)
+        hashes += instance.render(request)["mm_hashes"]["frames"]
+    assert hashes[0] == hashes[2] != hashes[1]
 
 
 def test_the_senders_cache_holds_no_tensors() -> None:

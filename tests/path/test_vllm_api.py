@@ -24,7 +24,7 @@ from mmkit.vllm_api import EncDecProcessor, Processor
 from mmkit.vllm_api.compat import IS_NEWER, NEWEST_TESTED
 from mmkit.vllm_api.hooks import check, unknown
 from mmkit.vllm_api.patches import PATCHES, needed
-from mmkit.vllm_api.seam import HOOKS
+from mmkit.vllm_api.processor import HOOKS
 from tests import ROOT
 from tests.path.plain import ONES, ids, plain, processor, run
 from tests.unit.common import refused
@@ -43,8 +43,8 @@ FUTURES: dict[str, tuple[Changes, str]] = {
             CONTEXT: [(r"(def validate_num_items\(self, modality: str, num_items: int)", r"\1, request_id: str")],
         },
         ", BaseProcessingInfo.validate_num_items: expected the arguments (modality, num_items), got (modality, "
-        "num_items, request_id). Different, too: BaseMultiModalProcessor._get_mm_fields_config, "
-        "EncDecMultiModalProcessor.apply.",
+        "num_items, request_id). Different, too: EncDecMultiModalProcessor.apply, "
+        "BaseMultiModalProcessor._get_mm_fields_config.",
     ),
     "dead": (
         {CONTEXT: [(r"\.get_supported_mm_limits\(", ".limits(")]},

@@ -1,0 +1,378 @@
+"""The steps of a request, in place of those of vLLM's `BaseMultiModalProcessor.apply`.
+
+vLLM's own steps process a text and its items together, and let surplus placeholders pass. The steps
+here call none of vLLM's hooks. `RequestPipeline.run` lists them; each is a function of this module
+that takes items and fills in one attribute of each `Item`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from vllm.multimodal.inputs import MultiModalKwargsItem
+
+from ..errors import InputError
+from ..language.items import options_of
+from ..plan.hf_calls import LazyProcessor
+from ..plan.item import Item, as_taken, group_by_modality
+from ..plan.placement import PlacedPrompt
+from ..plan.plan import Plan
+from .compat import SKIPS_LARGE
+from .exchange import (
+    CacheReader,
+    UnsentItem,
+    find_capacity,
+    has_two_halves,
+    make_entry,
+    update_local_cache,
+)
+from .hashes import ItemHasher, make_unique_hashes
+from .info import ProcessingInfo
+from .items import Offloaded, make_engine_input, make_kwargs_item
+
+StageTimer: TypeAlias = Callable[[str], AbstractContextManager[Any]]
+"""Returns a context that measures one stage, under the name that vLLM has for it."""
+
+
+@dataclass
+class Request:
+    """One request, whatever the arguments in which a release of vLLM passes it.
+
+    Attributes:
+        prompt: token ids; a text as well up to vLLM 0.28.
+        items: all items, modality by modality, those of one modality in the caller's order.
+        options: its `mm_processor_kwargs`.
+        cache: vLLM's processor cache, or None.
+        factors: other options on which the hashes of its items depend.
+        tokenization: options of the tokenizer, for a text.
+        offloaded: its data, where its items are processed in other processes; None where they are
+            processed in this one.
+    """
+
+    prompt: list[int] | str
+    items: list[Item]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    cache: Any = None
+    factors: Mapping[str, Any] = field(default_factory=dict)
+    tokenization: Mapping[str, Any] = field(default_factory=dict)
+    offloaded: Offloaded | None = None
+
+
+class RequestPipeline:
+    """Turns requests into vLLM's input for its engine.
+
+    Attributes:
+        plan: the spec, bound to the config and the tokenizer of a model.
+
+    Args:
+        info: has the plan, and loads the Hugging Face processor for the options of a request.
+        hasher: makes the hashes of items.
+        send_row_counts: whether the model receives the number of encoder rows of each item.
+    """
+
+    def __init__(self, info: ProcessingInfo, hasher: ItemHasher, *, send_row_counts: bool) -> None:
+        self.plan: Plan = info.plan
+        self._info = info
+        self._hasher = hasher
+        self._send_row_counts = send_row_counts
+        self._reader = CacheReader()
+        self._proven_modalities: set[str] = set()
+
+    def run(self, request: Request, timer: StageTimer = nullcontext) -> dict[str, Any]:
+        """Turn a request into vLLM's input for its engine.
+
+        Before, vLLM has called `Parser`, and `Processor.apply` has made the items.
+
+        1. `check_request` refuses ids outside the vocabulary, and malformed uuids.
+        2. `hash_items` fills in the key by which caches know an item.
+        3. `find_missing_items` fills in the layouts of items that a cache has.
+        4. `process_items` fills in the fields of the other items,
+        5. `lay_out_items` their layouts, and `convert_fields` vLLM's form of their fields.
+        6. `place_items` writes the layouts of all items into the prompt.
+        7. `exchange_with_cache` puts the new items into the cache. It comes last: a request that
+           an earlier step refuses must not move the cache.
+
+        Raises:
+            InputError: the request cannot be served.
+            SpecError: a mistake of the spec.
+        """
+        check_request(self.plan, request)
+        with timer("get_mm_hashes"):
+            hash_items(self.plan, self._hasher, request)
+        with timer("get_cache_missing_items"):
+            missing_items = find_missing_items(self.plan, self._reader, request)
+        with timer("apply_hf_processor"):
+            self.process_and_lay_out(request, missing_items)
+            if request.cache is not None:
+                self._process_items_without_room(request)
+        with timer("apply_prompt_updates"):
+            ids, placements = place_items(self.plan, request)
+        with timer("merge_mm_kwargs"):
+            exchange_with_cache(self._reader, request, self._make_process_again)
+        return make_engine_input(ids, request.items, placements)
+
+    def process_and_lay_out(self, request: Request, items: Sequence[Item]) -> None:
+        """Fill in the fields and the layouts of some items of a request.
+
+        Errors as for `run`.
+        """
+        if not items:
+            return
+        plan = self.plan_for_options(request.options)
+        try:
+            process_items(plan, items, request.offloaded)
+        except InputError:
+            self._raise_if_spec_is_broken(items)
+            raise
+        # options of the request may make more rows of an item than those of the server do
+        lay_out_items(plan, items, may_be_larger=bool(request.options))
+        convert_fields(plan, items, send_row_counts=self._send_row_counts)
+        if request.cache is not None:
+            for item in items:
+                item.cache_entry = make_entry(item)
+
+    def plan_for_options(self, options: Mapping[str, object]) -> Plan:
+        """Return the plan for the `mm_processor_kwargs` of one request."""
+        if not options:
+            return self.plan
+        processor = LazyProcessor(self._info.get_hf_processor, options)
+        return self.plan.configured(self._info.merged_kwargs(options), processor)
+
+    def _raise_if_spec_is_broken(self, items: Sequence[Item]) -> None:
+        """Process the largest item of each modality, after items were refused.
+
+        Raises:
+            SpecError: it is refused, too, although the spec itself declares it.
+        """
+        for name in group_by_modality(items):
+            if name in self._proven_modalities:
+                continue
+            modality = self.plan.modalities[name]
+            if modality.field_processor.hf_call is not None:
+                modality.process(modality.item.candidates()[0])
+                self._proven_modalities.add(name)
+
+    def _process_items_without_room(self, request: Request) -> None:
+        """Process the items that only the cache has, where it has no room for all of the request:
+        they must be at hand when other items of the request evict them.
+
+        Raises:
+            InputError: the cache can never hold an item, before 0.29.
+        """
+        capacity = find_capacity(request.cache)
+        sizes = [item.cache_entry.size for item in request.items]
+        if not SKIPS_LARGE and sizes and max(sizes) > capacity:
+            remedy = "Raise --mm-processor-cache-gb, or set it to 0."
+            raise InputError(self.plan.spec.name, "items that fit into vLLM's cache", "one", remedy)
+        if sum(sizes) > capacity:
+            cached_items = [item for item in request.items if item.engine_fields is None]
+            self.process_and_lay_out(request, cached_items)
+
+    def _make_process_again(
+        self, request: Request, item: Item
+    ) -> Callable[[], MultiModalKwargsItem]:
+        """Return a function that processes an item again that only the cache has."""
+        items = [item]
+        if not self.plan.modalities[item.modality].may_cache(item.count):
+            # each depends on all of them
+            items = [other for other in request.items if other.modality == item.modality]
+        # copies: nothing else that this request has made stays in memory until it is sent
+        copies = [other.copy_unprocessed() for other in items]
+        position = items.index(item)
+        # not offloaded: this cannot wait
+        request = replace(request, items=copies, cache=None, offloaded=None)
+
+        def process_again() -> MultiModalKwargsItem:
+            self.process_and_lay_out(request, copies)
+            fields: MultiModalKwargsItem = copies[position].engine_fields
+            return fields
+
+        return process_again
+
+
+def has_pipeline(processor: object) -> bool:
+    """Return whether a processor of vLLM is one of a spec."""
+    return isinstance(getattr(processor, "pipeline", None), RequestPipeline)
+
+
+# -- 1: check --------------------------------------------------------------------------------------
+
+
+def check_request(plan: Plan, request: Request) -> None:
+    """Refuse ids outside the vocabulary, and uuids that are no strings.
+
+    Raises:
+        InputError: names the first of them.
+    """
+    if not isinstance(request.prompt, str):
+        plan.check_ids(request.prompt)
+    for item in request.items:
+        if not isinstance(item.uuid, str | None):
+            where = f"{plan.modalities[item.modality].where}[{item.index}]"
+            got = f"{type(item.uuid).__name__} {item.uuid!r}"
+            raise InputError(where, "a string in multi_modal_uuids", got)
+
+
+# -- 2: hash ---------------------------------------------------------------------------------------
+
+
+def hash_items(plan: Plan, hasher: ItemHasher, request: Request) -> None:
+    """Fill in the hash of each item.
+
+    A request whose items are processed in other processes takes the steps twice, and is hashed
+    once.
+    """
+    if request.offloaded is not None and request.offloaded.hashes is not None:
+        for item, item_hash in zip(request.items, request.offloaded.hashes, strict=True):
+            item.hash = item_hash
+        return
+    for name, items in group_by_modality(request.items).items():
+        modality = plan.modalities[name]
+        if modality.is_never_kept:
+            hashes = make_unique_hashes(len(items))
+        else:
+            hashes = hasher.hash_items(items, _options_of_modality(plan, request, name))
+            if not modality.may_cache(len(items)):
+                hashes = hasher.hash_together(hashes)
+        for item, item_hash in zip(items, hashes, strict=True):
+            item.hash = item_hash
+    if request.offloaded is not None:
+        request.offloaded.hashes = [item.hash for item in request.items]
+
+
+def _options_of_modality(plan: Plan, request: Request, name: str) -> Mapping[str, Any]:
+    """Return the options of a request with which the items of a modality are processed."""
+    if not request.options:
+        return request.factors
+    options = options_of(plan.modalities[name].item, request.options)
+    return {**request.factors, "mm_processor_kwargs": options}
+
+
+# -- 3: look up ------------------------------------------------------------------------------------
+
+
+def find_missing_items(plan: Plan, reader: CacheReader, request: Request) -> list[Item]:
+    """Return the items that are to be processed; fill in the layouts of the others.
+
+    A cache has the others, or another request on its way to the engine.
+    """
+    if request.cache is None:
+        return request.items
+    reader.find_items(request.cache, request.items)
+    missing_items: list[Item] = []
+    for name, items in group_by_modality(request.items).items():
+        missing = [item for item in items if item.layout is None]
+        if missing and not plan.modalities[name].may_cache(len(items)):
+            missing = items  # each depends on all of them
+        missing_items += missing
+    return missing_items
+
+
+# -- 4: process ------------------------------------------------------------------------------------
+
+
+def process_items(plan: Plan, items: Sequence[Item], offloaded: Offloaded | None = None) -> None:
+    """Fill in the processed fields of items.
+
+    Raises:
+        Needed: other processes have to process them first.
+    """
+    if offloaded is not None:
+        offloaded.fill_in_fields(items)
+        return
+    groups = group_by_modality(items)
+    fields_by_modality = plan.process({name: as_taken(group) for name, group in groups.items()})
+    for name, group in groups.items():
+        for item, fields in zip(group, fields_by_modality[name], strict=True):
+            item.fields = fields
+
+
+# -- 5: lay out ------------------------------------------------------------------------------------
+
+
+def lay_out_items(plan: Plan, items: Sequence[Item], *, may_be_larger: bool = False) -> None:
+    """Fill in the layouts of processed items.
+
+    Args:
+        plan: the plan for the options of the request.
+        items: the items.
+        may_be_larger: whether they may have more encoder rows than the largest item of the spec.
+    """
+    for name, group in group_by_modality(items).items():
+        modality = plan.modalities[name]
+        fields = [item.fields for item in group]
+        with plan.blamed():
+            layouts = modality.layouts(as_taken(group), fields, may_be_larger=may_be_larger)
+            for item, layout in zip(group, layouts, strict=True):
+                item.layout = layout
+
+
+def convert_fields(plan: Plan, items: Sequence[Item], *, send_row_counts: bool) -> None:
+    """Fill in vLLM's form of the fields of items.
+
+    Args:
+        plan: the plan for the options of the request.
+        items: items with fields and layouts.
+        send_row_counts: whether the model receives the number of encoder rows of each item.
+    """
+    for item in items:
+        row_count = None
+        if send_row_counts and not item.is_embedding:
+            row_count = item.layout.tokens.num_embeds
+        modality = plan.modalities[item.modality]
+        item.engine_fields = make_kwargs_item(modality, item.fields, row_count)
+
+
+# -- 6: place --------------------------------------------------------------------------------------
+
+
+def place_items(plan: Plan, request: Request) -> PlacedPrompt:
+    """Return the prompt with the layouts of all items in it, and where they stand."""
+    ids = request.prompt
+    if isinstance(ids, str):
+        ids = plan.encode(ids, **request.tokenization)
+    counts: dict[str, int] = {}
+    layouts: dict[str, list[Any]] = {}
+    for name, items in group_by_modality(request.items).items():
+        counts[name] = len(items)
+        layouts[name] = [item.layout.for_index(item.index) for item in items]
+    return plan.place(plan.rewrite("prompt", ids, counts), layouts)
+
+
+# -- 7: exchange -----------------------------------------------------------------------------------
+
+
+def exchange_with_cache(
+    reader: CacheReader,
+    request: Request,
+    make_process_again: Callable[[Request, Item], Callable[[], MultiModalKwargsItem]],
+) -> None:
+    """Put the new items of a request into a cache of this process, and fill in the fields of the
+    others.
+
+    A cache of which the engine has a half moves when the request is sent: see
+    `mmkit.vllm_api.exchange`. Until then, an `UnsentItem` stands for the fields of each item.
+
+    Args:
+        reader: finds the items for other requests from now on.
+        request: one that is complete, and that no later step refuses.
+        make_process_again: returns what processes an item again that the cache may drop until then.
+    """
+    cache = request.cache
+    if cache is None:
+        return
+    reader.remember_entries(cache, request.items)
+    if not has_two_halves(cache):
+        update_local_cache(cache, request.items)
+        return
+    for item in request.items:
+        process_again = None
+        if item.engine_fields is None:
+            process_again = make_process_again(request, item)
+        item.engine_fields = UnsentItem(
+            item.modality, item.hash, item.engine_fields, item.cache_entry, cache, process_again
+        )
+    reader.remember_unsent(request.items)
