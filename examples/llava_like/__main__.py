@@ -34,9 +34,10 @@ def main(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; by default vLLM wants nearly all of a machine's memory
     sizes = {"tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size}
-    if (processes := tensor_parallel_size * pipeline_parallel_size) > 1:
+    num_processes = tensor_parallel_size * pipeline_parallel_size
+    if num_processes > 1:
         # on a CPU, one core per process; elsewhere the variable is not read
-        cores = "|".join(map(str, range(processes)))
+        cores = "|".join(str(core) for core in range(num_processes))
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
 
     from transformers import AutoTokenizer
@@ -53,18 +54,20 @@ def main(
             model = make_checkpoint(Path(folder))
         tokenizer = AutoTokenizer.from_pretrained(model)
         cases = make_cases(tokenizer, prompts)
-        requests = [(case.kind, case.request()) for case in cases]
-        requests += embedded(model, cases)
+        kinds = [case.kind for case in cases]
+        requests = [case.request() for case in cases]
+        requests_with_embeddings = embed_images(model, cases)
+        kinds += [EMBEDDINGS] * len(requests_with_embeddings)
+        requests += requests_with_embeddings
         console.print("Starting vLLM with the model of this package, half a minute ...")
-        ids = run(model, [request for _, request in requests], **sizes)
+        ids = run(model, requests, **sizes)
         theirs: list[list[int]] | None = None
         if compare and not importable("torchvision"):
             console.print("vLLM's own LLaVA needs torchvision, which cannot be imported, so there is no comparison.")
         elif compare:
             console.print("Starting vLLM with its own class ...")
-            theirs = run(model, [request for _, request in requests], own=True)
-    kinds = [kind for kind, _ in requests]
-    console.print(table(kinds, [tokenizer.decode(one) for one in ids], ids, theirs))
+            theirs = run(model, requests, use_vllm_class=True)
+    console.print(table(kinds, tokenizer.batch_decode(ids), ids, theirs))
     if report is not None:
         report.write_text(json.dumps({"kinds": kinds, "ids": ids, "vllm": theirs}) + "\n")
     if theirs is not None and theirs != ids:
@@ -80,18 +83,23 @@ def importable(name: str) -> bool:
     return True
 
 
-def embedded(model: Path, cases: list[Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The requests with images, with what transformers computes for these in their place."""
+def embed_images(model: Path, cases: list[Any]) -> list[dict[str, Any]]:
+    """Return the requests with images, with what transformers computes for these in their place."""
     import torch
 
     from .reference import Reference
 
     reference = Reference(model)
-    return [(EMBEDDINGS, case.request(torch.stack(reference.embed(case.images)))) for case in cases if case.images]
+    requests = []
+    for case in cases:
+        if case.images:
+            embeddings = torch.stack(reference.embed(case.images))
+            requests.append(case.request(embeddings))
+    return requests
 
 
 def run(model: Path, requests: list[dict[str, Any]], **options: Any) -> list[list[int]]:
-    """Greedy answers of an engine that is started for them."""
+    """Return greedy answers of an engine that is started for them."""
     from .offline import answer, engine
 
     with engine(model, **options) as llm:
@@ -99,16 +107,17 @@ def run(model: Path, requests: list[dict[str, Any]], **options: Any) -> list[lis
 
 
 def table(kinds: list[str], texts: list[str], ids: list[list[int]], theirs: list[list[int]] | None) -> Table:
-    """One row per kind of request."""
+    """Return a table with one row per kind of request."""
     grid = Table("request", "sent", "an answer")
     if theirs is not None:
         grid.add_column("same ids as vLLM's own", justify="right")
     for kind in dict.fromkeys(kinds):
-        rows = [i for i, other in enumerate(kinds) if other == kind]
+        rows = [i for i, kind_of_row in enumerate(kinds) if kind_of_row == kind]
         cells: list[str | Text] = [kind, str(len(rows)), Text(repr(texts[rows[0]]))]
         if theirs is not None:
-            same = sum(ids[i] == theirs[i] for i in rows)
-            cells.append(Text(f"{same} of {len(rows)}", "green" if same == len(rows) else "red"))
+            num_equal = sum(ids[i] == theirs[i] for i in rows)
+            colour = "green" if num_equal == len(rows) else "red"
+            cells.append(Text(f"{num_equal} of {len(rows)}", colour))
         grid.add_row(*cells)
     return grid
 

@@ -1,6 +1,5 @@
 """Pictures and prompts to try a LLaVA model with."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,37 +28,51 @@ class Case:
     @property
     def kind(self) -> str:
         """How the request is made, in a few words."""
+        form = "text" if isinstance(self.prompt, str) else "token ids"
         count = len(self.images)
-        how = "text" if isinstance(self.prompt, str) else "token ids"
-        return f"{count or 'no'} image{'s' * (count != 1)}, {how}"
+        if count == 0:
+            return f"no images, {form}"
+        if count == 1:
+            return f"1 image, {form}"
+        return f"{count} images, {form}"
 
     def request(self, images: Any = None) -> dict[str, Any]:
-        """What vLLM takes. `images`: to send in place of the pictures, such as precomputed embeddings."""
-        key = "prompt" if isinstance(self.prompt, str) else "prompt_token_ids"
-        prompt: dict[str, Any] = {key: self.prompt}
+        """Return the request as vLLM takes it.
+
+        Args:
+            images: to send in place of the pictures, such as precomputed embeddings.
+        """
+        request: dict[str, Any] = {}
+        if isinstance(self.prompt, str):
+            request["prompt"] = self.prompt
+        else:
+            request["prompt_token_ids"] = self.prompt
+        if images is None:
+            images = list(self.images)
         if self.images:
-            prompt["multi_modal_data"] = {"image": list(self.images) if images is None else images}
-        return prompt
+            request["multi_modal_data"] = {"image": images}
+        return request
 
 
 def draw_picture(seed: int) -> Image.Image:
-    """An RGB picture of 16 to 200 pixels a side, with a few shapes; equal seeds, equal pictures."""
+    """Return an RGB picture of 16 to 200 pixels a side, with a few shapes; equal seeds, equal pictures."""
     rng = np.random.default_rng(seed)
     width, height = rng.integers(16, 201, 2).tolist()
-    picture = Image.new("RGB", (width, height), _colour(rng))
+    picture = Image.new("RGB", (width, height), _draw_colour(rng))
     draw = ImageDraw.Draw(picture)
     for shape in (draw.ellipse, draw.rectangle, draw.line, draw.ellipse):
-        xs, ys = sorted(rng.integers(0, width, 2).tolist()), sorted(rng.integers(0, height, 2).tolist())
-        shape([xs[0], ys[0], xs[1], ys[1]], fill=_colour(rng))
+        left, right = sorted(rng.integers(0, width, 2).tolist())
+        top, bottom = sorted(rng.integers(0, height, 2).tolist())
+        shape([left, top, right, bottom], fill=_draw_colour(rng))
     return picture
 
 
-def _colour(rng: np.random.Generator) -> tuple[int, ...]:
+def _draw_colour(rng: np.random.Generator) -> tuple[int, ...]:
     return tuple(rng.integers(0, 256, 3).tolist())
 
 
 def make_cases(tokenizer: Any, count: int, seed: int = 0) -> list[Case]:
-    """Requests with no to three images, half of them as token ids; pictures and the starts of prompts come again.
+    """Return requests with no to three images, half of them as token ids; pictures and starts of prompts come again.
 
     Args:
         tokenizer: of the checkpoint.
@@ -71,12 +84,15 @@ def make_cases(tokenizer: Any, count: int, seed: int = 0) -> list[Case]:
     cases = []
     for i in range(count):
         images = tuple(pictures[k] for k in rng.integers(0, PICTURES, i % 4))
-        text = _text(rng, len(images))
-        cases.append(Case(text if i // 4 % 2 == 0 else tokenizer.encode(text), images))
+        prompt: str | list[int] = _draw_text(rng, len(images))
+        if i // 4 % 2 == 1:
+            prompt = tokenizer.encode(prompt)
+        cases.append(Case(prompt, images))
     return cases
 
 
-def _text(rng: np.random.Generator, images: int) -> str:
-    parts: Sequence[str] = [*["<image>"] * images, *rng.choice(QUESTIONS, rng.integers(1, 4))]
+def _draw_text(rng: np.random.Generator, num_images: int) -> str:
+    questions = rng.choice(QUESTIONS, rng.integers(1, 4)).tolist()
+    parts = ["<image>"] * num_images + questions
     start = PREAMBLE if rng.random() < 0.7 else "USER: "
     return f"{start}{' '.join(rng.permutation(parts))}\nASSISTANT:"

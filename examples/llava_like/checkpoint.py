@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<image>"]
-CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
+CHARACTERS = "\n" + "".join(chr(code) for code in range(32, 127))
 """The tokenizer's alphabet: one token per character, so that any ASCII text can be read back."""
 
 CHAT_TEMPLATE = (
@@ -61,21 +61,20 @@ def make_checkpoint(folder: Path, *, seed: int = 0, strategy: str = "default") -
     processor.save_pretrained(folder)
     # transformers 5 leaves "vision_model." out, which published checkpoints have and vLLM's own class wants
     weights = folder / "model.safetensors"
-    tensors = {
-        name.replace("vision_tower.", "vision_tower.vision_model."): tensor
-        for name, tensor in load_file(weights).items()
-    }
+    tensors = {}
+    for name, tensor in load_file(weights).items():
+        tensors[name.replace("vision_tower.", "vision_tower.vision_model.")] = tensor
     save_file(tensors, weights, {"format": "pt"})
     return folder
 
 
 def make_processor(strategy: str = "default") -> Any:
-    """A `transformers.LlavaProcessor`: images of any size to 56 x 56 pixels, text to characters."""
+    """Return a `transformers.LlavaProcessor`: images of any size to 56 x 56 pixels, text to characters."""
     import transformers
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import LlavaProcessor, PreTrainedTokenizerFast
 
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *CHARACTERS])}
+    vocabulary = {token: i for i, token in enumerate(SPECIAL + list(CHARACTERS))}
     characters = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     characters.pre_tokenizer = pre_tokenizers.Split(Regex(r"(?m)."), "isolated")
     characters.decoder = decoders.Fuse()

@@ -27,8 +27,10 @@ class Projector(nn.Module):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
-        config, quant = vllm_config.model_config.hf_config, vllm_config.quant_config
-        width, bias = config.text_config.hidden_size, config.multimodal_projector_bias
+        config = vllm_config.model_config.hf_config
+        quant = vllm_config.quant_config
+        width = config.text_config.hidden_size
+        bias = config.multimodal_projector_bias
         # columns, then rows: the processes exchange results once, after the second
         self.linear_1 = ColumnParallelLinear(
             config.vision_config.hidden_size,
@@ -73,22 +75,26 @@ class LlavaLikeForConditionalGeneration(
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
-        self.config = config = vllm_config.model_config.hf_config
-        tower, depth = config.vision_config.model_type, config.vision_config.num_hidden_layers
+        config = vllm_config.model_config.hf_config
+        self.config = config
+        tower = config.vision_config.model_type
+        depth = config.vision_config.num_hidden_layers
         layer = config.vision_feature_layer
         if tower != "clip_vision_model" or not isinstance(layer, int):
             raise ValueError(
                 f"llava_like: expected a clip_vision_model and one vision_feature_layer, got a {tower} and {layer}."
             )
-        used = layer if layer >= 0 else depth + layer + 1
         # the vision tower ends at the layer whose output the projector takes
-        behind = ["post_layernorm.", *(f"encoder.layers.{n}." for n in range(used, depth))]
-        self.hf_to_vllm_mapper |= WeightsMapper(orig_to_new_prefix={f"vision_tower.{name}": None for name in behind})
+        num_layers = layer if layer >= 0 else depth + layer + 1
+        unused_weights: dict[str, None] = {"vision_tower.post_layernorm.": None}
+        for unused_layer in range(num_layers, depth):
+            unused_weights[f"vision_tower.encoder.layers.{unused_layer}."] = None
+        self.hf_to_vllm_mapper |= WeightsMapper(orig_to_new_prefix=unused_weights)
         with self._mark_tower_model(vllm_config, "image"):
             self.vision_tower = CLIPVisionTransformer(
                 config.vision_config,
                 quant_config=vllm_config.quant_config,
-                num_hidden_layers_override=used,
+                num_hidden_layers_override=num_layers,
                 require_post_norm=False,
                 prefix=maybe_prefix(prefix, "vision_tower"),
             )
@@ -104,15 +110,16 @@ class LlavaLikeForConditionalGeneration(
         self.make_empty_intermediate_tensors = self.language_model.make_empty_intermediate_tensors
 
     def get_mm_mapping(self) -> MultiModelKeys:
-        """The names of the parts, for LoRA."""
+        """Return the names of the parts, for LoRA."""
         return MultiModelKeys.from_string_field("language_model.", "multi_modal_projector.", "vision_tower.")
 
     def get_mm_lora_token_counts(self, *, num_mm_embeds: int, **_: Any) -> tuple[int, int]:
-        """Positions that the tower and the projector compute for an image. The tower always has a class token."""
+        """Return the positions that the tower and the projector compute for an image. The tower always has a class
+        token."""
         return num_mm_embeds + (self.config.vision_feature_select_strategy == "default"), num_mm_embeds
 
     def embed_image(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Pixels (items, 3, image_size, image_size) to rows (items, rows, hidden_size)."""
+        """Encode pixels (items, 3, image_size, image_size) to rows (items, rows, hidden_size)."""
         features = self.vision_tower(pixel_values, feature_select_strategy=self.config.vision_feature_select_strategy)
         return self.multi_modal_projector(features)
 

@@ -9,27 +9,23 @@ from . import ARCHITECTURE
 
 
 @contextmanager
-def engine(model: Path, *, own: bool = False, **options: Any) -> Iterator[Any]:
+def engine(model: Path, *, use_vllm_class: bool = False, **options: Any) -> Iterator[Any]:
     """A `vllm.LLM` that ends with the block, its processes with it.
 
     Args:
         model: folder of the checkpoint.
-        own: run vLLM's own class, which the checkpoint names, instead of this package's.
+        use_vllm_class: run vLLM's own class, which the checkpoint names, instead of this package's.
         options: passed on to `vllm.LLM`.
     """
     from vllm import LLM
 
-    llm = LLM(
-        **{
-            "model": str(model),
-            "dtype": "float32",  # vLLM would run float32 checkpoints in 16 bits
-            "block_size": 32,  # the smallest that vLLM's attention on CPUs takes; only full blocks are reused
-            "enable_mm_embeds": True,
-            "hf_overrides": {} if own else {"architectures": [ARCHITECTURE]},
-            "use_tqdm_on_load": False,
-            **options,
-        }
-    )
+    options.setdefault("dtype", "float32")  # vLLM would run float32 checkpoints in 16 bits
+    options.setdefault("block_size", 32)  # vLLM reuses full blocks only; CPUs take none smaller
+    options.setdefault("enable_mm_embeds", True)
+    options.setdefault("use_tqdm_on_load", False)
+    if not use_vllm_class:
+        options.setdefault("hf_overrides", {"architectures": [ARCHITECTURE]})
+    llm = LLM(str(model), **options)
     try:
         yield llm
     finally:
@@ -37,8 +33,9 @@ def engine(model: Path, *, own: bool = False, **options: Any) -> Iterator[Any]:
 
 
 def answer(llm: Any, requests: Sequence[dict[str, Any]], max_tokens: int = 16) -> list[list[int]]:
-    """Greedy answers, as token ids."""
+    """Return greedy answers, as token ids."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    return [list(result.outputs[0].token_ids) for result in llm.generate(requests, sampling, use_tqdm=False)]
+    results = llm.generate(requests, sampling, use_tqdm=False)
+    return [list(result.outputs[0].token_ids) for result in results]

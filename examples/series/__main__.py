@@ -37,22 +37,31 @@ def main(
     series = [wave.series for wave in waves]
     with engine(checkpoint) as llm:
         ids = answer(llm, series)
-        others = answer(llm, series[1:] + series[:1])
+        swapped = answer(llm, series[1:] + series[:1])
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = WavesForCausalLM.from_pretrained(checkpoint).eval()
     processor = WAVES.hf_processor(model.config, tokenizer)
-    theirs = [model.answer(processor, PROMPT, one, ANSWER_WORDS) for one in series]
-    texts = [tokenizer.decode(one) for one in ids]
-    shown = [next(i for i, wave in enumerate(waves) if wave.answer.startswith(shape)) for shape in SHAPES]
-    out.write_text(draw([series[i] for i in shown], [texts[i] for i in shown]))
+    reference_ids = [model.answer(processor, PROMPT, steps, ANSWER_WORDS) for steps in series]
+    texts = tokenizer.batch_decode(ids)
+    examples = [find_wave(waves, shape) for shape in SHAPES]
+    out.write_text(draw([series[i] for i in examples], [texts[i] for i in examples]))
+    num_equal = sum(answer_ids == expected for answer_ids, expected in zip(ids, reference_ids, strict=True))
     print(f"answers right: {share(texts, waves):.1%} of {count}")
-    print(f"with another series in its place: {share([tokenizer.decode(one) for one in others], waves):.1%} of {count}")
-    print(f"same ids as the reference: {sum(map(list.__eq__, ids, theirs))} of {count}")
+    print(f"with another series in its place: {share(tokenizer.batch_decode(swapped), waves):.1%} of {count}")
+    print(f"same ids as the reference: {num_equal} of {count}")
     print(f"written: {out}")
 
 
+def find_wave(waves: list[Wave], shape: str) -> int:
+    """Return the index of the first wave of a shape."""
+    for index, wave in enumerate(waves):
+        if wave.answer.startswith(shape):
+            return index
+    raise ValueError(f"no {shape} among {len(waves)} waves")
+
+
 def share(texts: list[str], waves: list[Wave]) -> float:
-    """How many answers are right as a whole, shape and period."""
+    """Return the share of answers that are right as a whole, shape and period."""
     return sum(text == wave.answer for text, wave in zip(texts, waves, strict=True)) / len(waves)
 
 

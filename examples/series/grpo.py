@@ -28,15 +28,16 @@ class Step(NamedTuple):
 
     Attributes:
         reward: share of right words, from 0 to 1, the mean of all rollouts.
-        apart: the largest difference of a token's log probability between vLLM and transformers, before the update.
+        difference: the largest difference of a token's log probability between vLLM and transformers, before the
+            update.
     """
 
     reward: float
-    apart: float
+    difference: float
 
 
-def rollouts(llm: Any, waves: Sequence[Wave], seed: int) -> list[Any]:
-    """vLLM's outputs, `GROUP` answers about each wave, with the log probability of each token."""
+def generate_rollouts(llm: Any, waves: Sequence[Wave], seed: int) -> list[Any]:
+    """Return vLLM's outputs, `GROUP` answers about each wave, with the log probability of each token."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(n=GROUP, temperature=1.0, max_tokens=ANSWER_WORDS, ignore_eos=True, logprobs=0, seed=seed)
@@ -45,14 +46,16 @@ def rollouts(llm: Any, waves: Sequence[Wave], seed: int) -> list[Any]:
 
 
 def log_probabilities(model: Any, collate: Collator, outputs: Sequence[Any], waves: Sequence[Wave]) -> Tensor:
-    """Those of the answers in transformers: (prompts, GROUP, ANSWER_WORDS).
+    """Return the log probabilities of the answers in transformers: (prompts, GROUP, ANSWER_WORDS).
 
     Raises:
         RuntimeError: vLLM expanded a prompt otherwise than the processor that the model is trained with.
     """
     rows = []
     for output, wave in zip(outputs, waves, strict=True):
-        samples = [{"text": PROMPT, "series": wave.series, "answer": list(one.token_ids)} for one in output.outputs]
+        samples = []
+        for answer in output.outputs:
+            samples.append({"text": PROMPT, "series": wave.series, "answer": list(answer.token_ids)})
         batch = collate(samples)
         expanded = batch["input_ids"][0, :-ANSWER_WORDS].tolist()
         if expanded != output.prompt_token_ids:
@@ -63,15 +66,32 @@ def log_probabilities(model: Any, collate: Collator, outputs: Sequence[Any], wav
     return torch.stack(rows)
 
 
-def sampled(answer: Any) -> list[float]:
-    """The log probability of each token, as vLLM sampled it."""
-    return [known[token].logprob for known, token in zip(answer.logprobs, answer.token_ids, strict=True)]
+def rollout_log_probabilities(outputs: Sequence[Any]) -> Tensor:
+    """Return the log probabilities of the answers as vLLM sampled them: (prompts, GROUP, ANSWER_WORDS)."""
+    rows = []
+    for output in outputs:
+        for answer in output.outputs:
+            row = [logprobs[token].logprob for logprobs, token in zip(answer.logprobs, answer.token_ids, strict=True)]
+            rows.append(row)
+    return torch.tensor(rows).view(len(outputs), GROUP, ANSWER_WORDS)
+
+
+def compute_rewards(tokenizer: Any, outputs: Sequence[Any], waves: Sequence[Wave]) -> Tensor:
+    """Return the reward of each answer: (prompts, GROUP)."""
+    rewards = []
+    for output, wave in zip(outputs, waves, strict=True):
+        texts = tokenizer.batch_decode([answer.token_ids for answer in output.outputs])
+        rewards.append([reward(text, wave) for text in texts])
+    return torch.tensor(rewards)
 
 
 def reward(answer: str, wave: Wave) -> float:
-    """The share of the words of the true answer that stand in their place."""
-    words, right = answer.split(), wave.answer.split()
-    return sum(map(str.__eq__, words, right)) / len(right)
+    """Return the share of the words of the true answer that stand in their place."""
+    true_words = wave.answer.split()
+    num_right = 0
+    for word, true_word in zip(answer.split(), true_words, strict=False):
+        num_right += word == true_word
+    return num_right / len(true_words)
 
 
 def learn(llm: Any, model: Any, collate: Collator, steps: int, seed: int = 0) -> Iterator[Step]:
@@ -80,18 +100,20 @@ def learn(llm: Any, model: Any, collate: Collator, steps: int, seed: int = 0) ->
     for step in range(steps):
         first = FIRST_TRAINING_SEED + seed + step * PROMPTS
         waves = [make_wave(number) for number in range(first, first + PROMPTS)]
-        outputs = rollouts(llm, waves, seed + step)
-        theirs = torch.tensor([[sampled(answer) for answer in output.outputs] for output in outputs])
-        ours = log_probabilities(model, collate, outputs, waves)
-        texts = [collate.processor.tokenizer.batch_decode([a.token_ids for a in output.outputs]) for output in outputs]
-        rewards = torch.tensor([[reward(t, wave) for t in group] for group, wave in zip(texts, waves, strict=True)])
+        outputs = generate_rollouts(llm, waves, seed + step)
+        in_vllm = rollout_log_probabilities(outputs)
+        in_transformers = log_probabilities(model, collate, outputs, waves)
+        rewards = compute_rewards(collate.processor.tokenizer, outputs, waves)
         advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
-        loss = -(advantages[..., None] * (ours - ours.detach()).exp()).mean()
+        # the ratio is 1, and its gradient that of the log probability: one update per rollout
+        ratios = (in_transformers - in_transformers.detach()).exp()
+        loss = -(advantages[..., None] * ratios).mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         update(llm, model)
-        yield Step(rewards.mean().item(), (ours.detach() - theirs).abs().max().item())
+        difference = (in_transformers.detach() - in_vllm).abs().max()
+        yield Step(rewards.mean().item(), difference.item())
 
 
 def update(llm: Any, model: Any) -> None:
@@ -122,7 +144,7 @@ def main(
     with engine(checkpoint, seed=0) as llm:
         progress = tqdm(learn(llm, model, collate, steps), total=steps, desc="GRPO", unit="step")
         for step in progress:
-            progress.set_postfix(reward=f"{step.reward:.3f}", apart=f"{step.apart:.1e}")
+            progress.set_postfix(reward=f"{step.reward:.3f}", difference=f"{step.difference:.1e}")
 
 
 if __name__ == "__main__":

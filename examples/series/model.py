@@ -19,5 +19,5 @@ class WavesForCausalLM(MultiModalModel, LlamaForCausalLM):
         self.encoder = PatchEncoder(vllm_config.model_config.hf_config)
 
     def embed_series(self, series: torch.Tensor | list[torch.Tensor]) -> list[torch.Tensor]:
-        """Items (steps, channels) to rows (positions, hidden_size), as many as the layout has positions."""
-        return [self.encoder(one) for one in series]
+        """Encode items (steps, channels) to rows (positions, hidden_size), as many as the layout has positions."""
+        return [self.encoder(item) for item in series]

@@ -26,9 +26,10 @@ def engine(checkpoint: Path | str, **options: Any) -> Iterator[Any]:
 
 
 def answer(llm: Any, series: Sequence[Any]) -> list[list[int]]:
-    """Greedy ids of the answer about each series."""
+    """Return greedy ids of the answer about each series."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER_WORDS)
-    requests = [{"prompt": PROMPT, "multi_modal_data": {"series": one}} for one in series]
-    return [list(result.outputs[0].token_ids) for result in llm.generate(requests, sampling, use_tqdm=False)]
+    requests = [{"prompt": PROMPT, "multi_modal_data": {"series": item}} for item in series]
+    results = llm.generate(requests, sampling, use_tqdm=False)
+    return [list(result.outputs[0].token_ids) for result in results]

@@ -25,11 +25,11 @@ class WavesForCausalLM(MultiModalMixin, LlamaForCausalLM):
         self.post_init()
 
     def embed_series(self, series: torch.Tensor | list[torch.Tensor]) -> list[torch.Tensor]:
-        """As the model for vLLM."""
-        return [self.encoder(one) for one in series]
+        """Encode items, as the model for vLLM does."""
+        return [self.encoder(item) for item in series]
 
     def answer(self, processor: Any, prompt: str, series: Sequence[Any], max_tokens: int) -> list[int]:
-        """Greedy ids after a prompt with one `<series>` per item."""
+        """Return greedy ids after a prompt with one `<series>` per item."""
         inputs = processor(prompt, series=series)
         ids = self.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)
         return ids[0, inputs["input_ids"].shape[1] :].tolist()

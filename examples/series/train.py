@@ -16,16 +16,29 @@ from .waves import FIRST_TRAINING_SEED, PROMPT, make_wave
 
 BATCH = 32
 """Texts per step, of two waves each."""
-MUON_LR, ADAMW_LR, WARM_UP_STEPS = 0.02, 0.004, 20
+MUON_LR = 0.02
+ADAMW_LR = 0.004
+WARM_UP_STEPS = 20
 
 
 def make_batch(processor: Any, pairs: list[list[int]]) -> dict[str, Any]:
-    """Texts about two waves each, of which every token is learned but patches and padding."""
-    waves = [[make_wave(seed) for seed in pair] for pair in pairs]
-    texts = [" . ".join(f"{PROMPT} {wave.answer}" for wave in pair) for pair in waves]
-    batch = processor(texts, series=[[wave.series for wave in pair] for pair in waves], padding=True)
+    """Return texts about two waves each, of which every token is learned but patches and padding.
+
+    Args:
+        processor: the processor of `WAVES`.
+        pairs: seeds of two waves per text.
+    """
+    texts = []
+    series = []
+    for first_seed, second_seed in pairs:
+        first = make_wave(first_seed)
+        second = make_wave(second_seed)
+        texts.append(f"{PROMPT} {first.answer} . {PROMPT} {second.answer}")
+        series.append([first.series, second.series])
+    batch = processor(texts, series=series, padding=True)
     is_text = (batch["attention_mask"] == 1) & (batch["mm_token_type_ids"] == 0)
-    return {**batch, "labels": batch["input_ids"].masked_fill(~is_text, -100)}
+    batch["labels"] = batch["input_ids"].masked_fill(~is_text, -100)
+    return batch
 
 
 def train(steps: int, seed: int) -> tuple[Any, Any]:
@@ -35,13 +48,17 @@ def train(steps: int, seed: int) -> tuple[Any, Any]:
     processor = WAVES.hf_processor(model.config, tokenizer)
     model.generation_config.suppress_tokens = sorted(processor.plan.embed_ids)  # as vLLM does
     # Muon for the matrices of the layers, which learns in a fraction of the steps
-    matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
-    rest = [weight for weight in model.parameters() if all(weight is not matrix for matrix in matrices)]
-    optimizers = [
-        torch.optim.Muon(matrices, lr=MUON_LR, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, lr=ADAMW_LR, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-    schedules = [get_cosine_schedule_with_warmup(one, WARM_UP_STEPS, steps) for one in optimizers]
+    matrices = []
+    remaining = []
+    for name, weight in model.named_parameters():
+        if name.startswith("model.layers.") and weight.ndim == 2:
+            matrices.append(weight)
+        else:
+            remaining.append(weight)
+    muon = torch.optim.Muon(matrices, lr=MUON_LR, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW(remaining, lr=ADAMW_LR, betas=(0.9, 0.95), weight_decay=0.0)
+    muon_schedule = get_cosine_schedule_with_warmup(muon, WARM_UP_STEPS, steps)
+    adamw_schedule = get_cosine_schedule_with_warmup(adamw, WARM_UP_STEPS, steps)
     rng = np.random.default_rng(seed)
     progress = tqdm(range(steps), desc="training", unit="step")
     for _ in progress:
@@ -49,8 +66,10 @@ def train(steps: int, seed: int) -> tuple[Any, Any]:
         loss = model(**make_batch(processor, pairs)).loss
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for one in (*optimizers, *schedules):
-            one.step()
+        muon.step()
+        adamw.step()
+        muon_schedule.step()
+        adamw_schedule.step()
         model.zero_grad()
         progress.set_postfix(loss=f"{loss.item():.4f}")
     return model.eval(), tokenizer

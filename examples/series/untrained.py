@@ -7,15 +7,15 @@ import torch
 from .waves import PERIODS, SHAPES
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<series>", "<patch>"]
-WORDS = ["is", "a", "wave", "of", "period", ".", *SHAPES, *map(str, PERIODS)]
+WORDS = ["is", "a", "wave", "of", "period", "."] + list(SHAPES) + [str(period) for period in PERIODS]
 
 
 def make_tokenizer() -> Any:
-    """One token per word."""
+    """Return a tokenizer with one token per word."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *WORDS])}
+    vocabulary = {token: i for i, token in enumerate(SPECIAL + WORDS)}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
@@ -29,7 +29,7 @@ def make_tokenizer() -> Any:
 
 
 def make_model(seed: int, vocab_size: int) -> Any:
-    """A freshly initialised model of 0.3 million parameters."""
+    """Return a freshly initialised model of 0.3 million parameters."""
     from .configuration import WavesConfig
     from .reference import WavesForCausalLM
 

@@ -133,5 +133,5 @@ def test_rollouts_are_what_is_trained_on(llm: Any, model: Any, tokenizer: Any) -
     learner = copy.deepcopy(model)
     steps = list(learn(llm, learner, Collator(WAVES.hf_processor(model.config, tokenizer)), 3))
     assert len(steps) == 3
-    assert max(step.apart for step in steps) < 1e-4
+    assert max(step.difference for step in steps) < 1e-4
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), learner.parameters(), strict=True))

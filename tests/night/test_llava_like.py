@@ -41,7 +41,7 @@ def test_the_spec_on_vllms_own_class(
     monkeypatch.setattr(Llava, "mm_spec", None, raising=False)
     monkeypatch.setenv("MMKIT_MODULES", "")
     LLAVA_LIKE.register(Llava)
-    llm = engines.enter_context(engine(checkpoint, own=True, seed=0, enforce_eager=True))
+    llm = engines.enter_context(engine(checkpoint, use_vllm_class=True, seed=0, enforce_eager=True))
     assert type(llm.llm_engine.model_executor.driver_worker.worker.get_model()) is Llava
     assert type(llm.llm_engine.renderer.mm_processor) is LLAVA_LIKE.classes.processor
     assert answer(llm, [case.request() for case in cases]) == answers
