@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.fake_server import Fake
+from tests.unit.fake_server import FakeServer
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -19,13 +19,13 @@ def no_vllm(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Fake]:
-    fake = Fake()
+def running() -> Iterator[FakeServer]:
+    fake = FakeServer()
     yield fake
     fake.close()
 
 
 @pytest.fixture
-def fake(running: Fake) -> Fake:
-    running.forget()
+def fake_server(running: FakeServer) -> FakeServer:
+    running.reset()
     return running

@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import uvicorn
@@ -16,147 +16,223 @@ from mmkit import InputError
 from mmkit.serve import protocol
 from mmkit.serve.decoding import decode_json
 
-PAD, ROOM = 31, 1750
+KEY = "right"
+"""The key of the server."""
+
+ROOM = 1750
+"""Tokens that fit into a new session."""
+
+ACTION_TOKENS = 6
+"""Tokens of a message without a prompt."""
+
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3, "prompt_tokens_details": {"cached_tokens": 0}}
+
 REFUSAL = {
     "message": "terra.actions[1]: expected a (6, 3) float32 tensor, got shape (5, 3).",
     "type": "BadRequestError",
     "param": "items.actions[1]",
     "code": 400,
 }
-ANSWERS = {
-    "refuse": (400, json.dumps({"error": REFUSAL})),
-    "broken": (500, "Internal Server Error"),
-    "html": (200, "<html>hello</html>"),
-}
-ENDS = {"close": (1000, "the client closed it"), "idle": (1001, "no message for 300 s"), "fatal": (1011, "fatal")}
-"""How sessions end, by what was sent."""
 
 
-def generation(ids: list[int], usage: Any = None, text: str | None = None) -> str:
-    choice = {"index": 0, "token_ids": ids, "text": text, "finish_reason": "length" if usage else None}
-    answer = {"id": "g", "object": "mm.generation", "created": 1, "model": "m", "choices": [choice], "usage": usage}
-    return json.dumps({**answer, "newer": 1}, ensure_ascii=False)
-
-
-def refusal(error: InputError) -> dict[str, Any]:
-    return {**REFUSAL, "message": str(error), "param": error.where}
-
-
-def until(condition: Callable[[], Any]) -> None:
+def wait_until(condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-class Fake:
-    """Serves whoever has the key ``right``; keeps what it was sent, and counts open sessions."""
+class FakeServer:
+    """Serves clients with the key.
+
+    Attributes:
+        received: the messages of clients.
+        open_sessions: number of sessions that are open.
+        url: its address.
+    """
 
     def __init__(self) -> None:
-        self.seen: list[dict[str, Any]] = []
-        self.sessions = 0
+        self.received: list[dict[str, Any]] = []
+        self.open_sessions = 0
         app = FastAPI()
-        app.get("/v1/mm/modalities")(self.modalities)
-        app.post("/v1/mm/generate")(self.generate)
-        app.websocket("/v1/mm/session")(self.session)
-        listening = socket.socket()
-        listening.bind(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        app.get("/v1/mm/modalities")(self.answer_modalities)
+        app.post("/v1/mm/generate")(self.answer_generate)
+        app.websocket("/v1/mm/session")(self.serve_session)
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         config = uvicorn.Config(app, log_level="critical", ws="websockets-sansio", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, args=([listening],), daemon=True)
+        self._thread = threading.Thread(target=self._server.run, args=([listener],), daemon=True)
         self._thread.start()
-        until(lambda: self._server.started)
+        wait_until(lambda: self._server.started)
 
-    def forget(self) -> None:
-        """Be as new."""
-        until(lambda: not self.sessions)
-        self.seen.clear()
+    def reset(self) -> None:
+        """Forget what was received, when all sessions have ended."""
+        wait_until(lambda: not self.open_sessions)
+        self.received.clear()
 
     def close(self) -> None:
         self._server.should_exit = True
         self._thread.join()
 
-    async def modalities(self, request: Request) -> Response:
-        """Only whoever lacks the key asks here; tests/engine/terra_server has the answer of a server."""
-        assert request.headers.get("authorization") != "Bearer right"
+    # -- modalities ----------------------------------------------------------------------------------------------------
+
+    async def answer_modalities(self, request: Request) -> Response:
+        """Refuse a client without the key; tests/engine/terra_server has the answer of a server."""
+        assert request.headers.get("authorization") != f"Bearer {KEY}"
         return JSONResponse({"error": "Unauthorized"}, 401)
 
-    async def generate(self, request: Request) -> Response:
-        raw = await request.body()
-        self.seen.append(json.loads(raw))
+    # -- generate ------------------------------------------------------------------------------------------------------
+
+    async def answer_generate(self, request: Request) -> Response:
+        body = await request.body()
+        self.received.append(json.loads(body))
         try:
-            asked = decode_json(protocol.GenerateRequest, raw)
+            message = decode_json(protocol.GenerateRequest, body)
         except InputError as error:
-            return JSONResponse({"error": refusal(error)}, 400)
-        if isinstance(asked.prompt, str) and asked.prompt in ANSWERS:
-            code, answer = ANSWERS[asked.prompt]
-            return Response(answer, code)
-        while asked.prompt == "silence" and not await request.is_disconnected():
-            await asyncio.sleep(0.05)
-        if not asked.stream:
-            return Response(generation([5, 6], USAGE))
-        return StreamingResponse(self.events(asked.prompt), media_type="text/event-stream")
+            return JSONResponse({"error": make_refusal(error)}, 400)
+        if message.prompt == "refuse":
+            return JSONResponse({"error": REFUSAL}, 400)
+        if message.prompt == "broken":
+            return Response("Internal Server Error", 500)
+        if message.prompt == "html":
+            return Response("<html>hello</html>")
+        if message.prompt == "silence":
+            await wait_for_disconnect(request)
+        if message.stream:
+            return StreamingResponse(make_events(message.prompt), media_type="text/event-stream")
+        return Response(make_generation([5, 6], USAGE))
 
-    async def events(self, prompt: Any) -> Any:
-        first = b": a comment\r\n\r\ndata: " + generation([5], text="a\u2028b").encode()
-        middle = len(first) - 40
-        yield first[:middle]
-        await asyncio.sleep(0.01)
-        yield first[middle:] + b"\r\n\r\n"
-        if prompt == "die":
-            raise RuntimeError
-        if prompt == "error":
-            yield "data: " + json.dumps({"error": REFUSAL}) + "\n\n"
-        elif prompt != "cut":
-            yield f"data: {generation([6], USAGE)}\n\ndata: [DONE]\n\n"
+    # -- sessions ------------------------------------------------------------------------------------------------------
 
-    async def session(self, ws: WebSocket) -> None:
-        if ws.headers.get("authorization") != "Bearer right":
-            return await ws.send_denial_response(JSONResponse({"error": "Unauthorized"}, 401))
+    async def serve_session(self, ws: WebSocket) -> None:
+        if ws.headers.get("authorization") != f"Bearer {KEY}":
+            await ws.send_denial_response(JSONResponse({"error": "Unauthorized"}, 401))
+            return
         await ws.accept()
-        self.sessions += 1
+        self.open_sessions += 1
         try:
-            await self.turns(ws)
+            await FakeSession(ws, self.received).run()
         finally:
-            self.sessions -= 1
+            self.open_sessions -= 1
 
-    async def turns(self, ws: WebSocket) -> None:
-        """Two tokens a turn."""
-        remaining, index, stream = ROOM, 0, False
 
-        async def say(kind: str, **fields: Any) -> None:
-            await ws.send_text(json.dumps({"type": kind, "remaining": remaining, "newer": 1, **fields}))
+class FakeSession:
+    """A session that generates the tokens 1 and 2 for each message."""
 
-        await say("ready", session="s", model="m")
-        async for raw in ws.iter_text():
-            self.seen.append(json.loads(raw))
+    def __init__(self, ws: WebSocket, received: list[dict[str, Any]]) -> None:
+        self._ws = ws
+        self._received = received
+        self._remaining = ROOM
+        self._index = 0
+        self._streams = False
+
+    async def run(self) -> None:
+        await self._send("ready", session="s", model="m")
+        async for text in self._ws.iter_text():
+            self._received.append(json.loads(text))
             try:
-                asked: Any = decode_json(protocol.ClientMessage, raw)
+                message: Any = decode_json(protocol.ClientMessage, text)
             except InputError as error:
-                await say("error", error=refusal(error), fatal=False)
+                await self._send("error", error=make_refusal(error), fatal=False)
                 continue
-            prompt = getattr(asked, "prompt", "close")
-            if prompt in ("refuse", "fatal"):
-                await say("error", error=REFUSAL | {"code": 503 if prompt == "fatal" else 400}, fatal=prompt == "fatal")
-            if isinstance(prompt, str) and prompt in ENDS:
-                code, reason = ENDS[prompt]
-                await say("closed", reason=reason)
-                return await ws.close(code)
-            if prompt == "die":
-                return await ws.close(1011, "dying")
-            if prompt == "odd":
-                await ws.send_text("{}")
-            if prompt == "silence":
-                await ws.receive()  # the end of the connection
-                return None
-            if isinstance(prompt, str) and prompt:
-                continue
-            stream |= getattr(asked, "stream", False)
-            remaining -= len(prompt or [PAD] * 6) + 2
-            for token in [1, 2] if stream else []:
-                await say("tokens", index=index, token_ids=[token])
-            await say("chunk", index=index, token_ids=[1, 2], finish_reason="length", usage=USAGE)
-            index += 1
-        return None
+            is_over = await self._answer(message)
+            if is_over:
+                return
+
+    async def _answer(self, message: Any) -> bool:
+        """Answer a message, and tell whether the session is over."""
+        if isinstance(message, protocol.CloseMessage):
+            return await self._close(1000, "the client closed it")
+        if isinstance(message.prompt, str) and message.prompt:
+            return await self._go_wrong(message.prompt)
+        await self._send_chunk(message)
+        return False
+
+    async def _go_wrong(self, prompt: str) -> bool:
+        """Do what a text asks for, and tell whether the session is over."""
+        if prompt == "refuse":
+            await self._send("error", error=REFUSAL, fatal=False)
+        elif prompt == "not a message":
+            await self._ws.send_text("{}")
+        elif prompt == "fatal":
+            await self._send("error", error={**REFUSAL, "code": 503}, fatal=True)
+            return await self._close(1011, "fatal")
+        elif prompt == "idle":
+            return await self._close(1001, "no message for 300 s")
+        elif prompt == "die":
+            await self._ws.close(1011, "dying")
+            return True
+        elif prompt == "silence":
+            await self._ws.receive()  # the end of the connection
+            return True
+        return False
+
+    async def _send_chunk(self, message: Any) -> None:
+        if isinstance(message, protocol.StartMessage):
+            self._streams = message.stream
+        num_prompt_tokens = len(message.prompt) if message.prompt else ACTION_TOKENS
+        self._remaining -= num_prompt_tokens + 2
+        if self._streams:
+            await self._send("tokens", index=self._index, token_ids=[1])
+            await self._send("tokens", index=self._index, token_ids=[2])
+        await self._send("chunk", index=self._index, token_ids=[1, 2], finish_reason="length", usage=USAGE)
+        self._index += 1
+
+    async def _close(self, code: int, reason: str) -> bool:
+        await self._send("closed", reason=reason)
+        await self._ws.close(code)
+        return True
+
+    async def _send(self, kind: str, **fields: Any) -> None:
+        """Send a message; as a newer server, with a field that the client lacks."""
+        message = {"type": kind, "remaining": self._remaining, "newer": 1} | fields
+        await self._ws.send_text(json.dumps(message))
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def make_refusal(error: InputError) -> dict[str, Any]:
+    return {**REFUSAL, "message": str(error), "param": error.where}
+
+
+def make_generation(ids: list[int], usage: Any = None, text: str | None = None) -> str:
+    """Return a generation; as of a newer server, with a field that the client lacks."""
+    choice = {"index": 0, "token_ids": ids, "text": text, "finish_reason": None}
+    if usage:
+        choice["finish_reason"] = "length"
+    generation = {
+        "id": "g",
+        "object": "mm.generation",
+        "created": 1,
+        "model": "m",
+        "choices": [choice],
+        "usage": usage,
+        "newer": 1,
+    }
+    return json.dumps(generation, ensure_ascii=False)
+
+
+async def make_events(prompt: Any) -> AsyncIterator[str | bytes]:
+    """Yield the parts of a stream, of which the first ends within an event."""
+    first = b": a comment\r\n\r\ndata: " + make_generation([5], text="a\u2028b").encode()
+    middle = len(first) - 40
+    yield first[:middle]
+    await asyncio.sleep(0.01)
+    yield first[middle:] + b"\r\n\r\n"
+    if prompt == "die":
+        raise RuntimeError
+    if prompt == "cut":
+        return
+    if prompt == "error":
+        yield "data: " + json.dumps({"error": REFUSAL}) + "\n\n"
+        return
+    yield f"data: {make_generation([6], USAGE)}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+async def wait_for_disconnect(request: Request) -> None:
+    while not await request.is_disconnected():
+        await asyncio.sleep(0.05)

@@ -1,10 +1,9 @@
 """The client against a small server that speaks the protocol without vLLM."""
 
-import contextlib
 import pickle
 import re
 from collections.abc import Iterator
-from functools import partial
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -13,28 +12,50 @@ import torch
 
 from examples.server import free_port
 from mmkit import InputError
-from mmkit.serve import wire
+from mmkit.serve import protocol
 from mmkit.serve.client import Client, RequestError, ServerGone
-from tests.unit.fake_server import REFUSAL, ROOM, Fake, until
+from mmkit.serve.wire import encode
+from tests.unit.fake_server import ACTION_TOKENS, KEY, REFUSAL, ROOM, FakeServer, wait_until
 
 
 @pytest.fixture
-def make() -> Iterator[Any]:
-    """Makes clients."""
-    with contextlib.ExitStack() as stack:
-        yield lambda url, api_key="right", **options: stack.enter_context(Client(url, api_key=api_key, **options))
+def make_client() -> Iterator[Any]:
+    """A function that makes clients, which are closed after the test."""
+    with ExitStack() as stack:
+
+        def make(url: str, api_key: str = KEY, **options: Any) -> Client:
+            return stack.enter_context(Client(url, api_key=api_key, **options))
+
+        yield make
 
 
 @pytest.fixture
-def client(make: Any, fake: Fake) -> Client:
-    return make(fake.url)
+def client(make_client: Any, fake_server: FakeServer) -> Client:
+    client: Client = make_client(fake_server.url)
+    return client
 
 
-def test_generate(make: Any, fake: Fake) -> None:
-    client = make(f"{fake.url}/")
-    answer = client.generate(
+def assert_still_serves(client: Client) -> None:
+    assert client.generate("fine").choices[0].token_ids == [5, 6]
+
+
+# -- one request -------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_has_its_items_in_base64(client: Client, fake_server: FakeServer) -> None:
+    actions = np.ones((6, 3), np.float32)
+    client.generate([3, 1], {"actions": [actions], "series": torch.zeros(2, 1, dtype=torch.bfloat16)})
+    (body,) = fake_server.received
+    data = encode({"a": actions.flatten()})["a"]["data"]
+    assert body["items"]["actions"] == [{"data": data, "dtype": "float32", "shape": [6, 3]}]
+    assert body["items"]["series"] == {"data": "AAAAAA==", "dtype": "bfloat16", "shape": [2, 1]}
+
+
+def test_options_that_are_no_fields_of_a_request_are_sampling_parameters(
+    client: Client, fake_server: FakeServer
+) -> None:
+    client.generate(
         np.array([3, 1]),
-        {"actions": [np.ones((6, 3), np.float32)], "series": torch.zeros(2, 1, dtype=torch.bfloat16)},
         uuids={"actions": ["a"]},
         model="m",
         n=2,
@@ -46,102 +67,143 @@ def test_generate(make: Any, fake: Fake) -> None:
         temperature=0.0,
         top_k=None,
     )
+    assert fake_server.received == [
+        {
+            "prompt": [3, 1],
+            "model": "m",
+            "uuids": {"actions": ["a"]},
+            "cache_salt": "salt",
+            "mm_processor_kwargs": {"size": 3},
+            "sampling_params": {
+                "n": 2,
+                "stop": ["x"],
+                "logit_bias": {"7": 1.5},
+                "max_tokens": 4,
+                "temperature": 0.0,
+            },
+        }
+    ]
+
+
+def test_an_answer_has_choices_and_usage(make_client: Any, fake_server: FakeServer) -> None:
+    client = make_client(f"{fake_server.url}/")
+    answer = client.generate([3, 1])
     assert answer.choices[0].token_ids == [5, 6]
     assert answer.usage is not None
-    (body,) = fake.seen
-    assert body.pop("items") == {
-        "actions": [{"data": wire.encode({"a": np.ones(18, np.float32)})["a"]["data"], "dtype": "float32",
-                     "shape": [6, 3]}],
-        "series": {"data": "AAAAAA==", "dtype": "bfloat16", "shape": [2, 1]},
-    }  # fmt: skip
-    assert body == {
-        "prompt": [3, 1], "model": "m", "uuids": {"actions": ["a"]}, "cache_salt": "salt",
-        "mm_processor_kwargs": {"size": 3},
-        "sampling_params": {"n": 2, "stop": ["x"], "logit_bias": {"7": 1.5}, "max_tokens": 4, "temperature": 0.0},
-    }  # fmt: skip
 
 
-def test_stream(client: Any, fake: Fake) -> None:
-    """To its end, and left."""
-    events = list(client.stream([1], max_tokens=2))
-    assert [event.choices[0].token_ids for event in events] == [[5], [6]]
-    assert events[0].choices[0].text == "a\u2028b"
-    assert [event.usage is not None for event in events] == [False, True]
-    assert fake.seen[0]["stream"] is True
-    events = client.stream([1])
+def test_a_stream_yields_events_and_ends_with_the_usage(client: Client, fake_server: FakeServer) -> None:
+    first, last = client.stream([1], max_tokens=2)
+    assert first.choices[0].token_ids == [5]
+    assert first.choices[0].text == "a\u2028b"
+    assert first.usage is None
+    assert last.choices[0].token_ids == [6]
+    assert last.usage is not None
+    assert fake_server.received[0]["stream"] is True
+
+
+def test_a_stream_may_be_left(client: Client) -> None:
+    events: Any = client.stream([1])
     next(events)
     events.close()
-    assert client.generate([1]).choices[0].token_ids == [5, 6]
+    assert_still_serves(client)
 
 
-# -- refusals, and servers that go away --------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+SENTENCE = f"^{re.escape(REFUSAL['message'])}$"
 
 
-def broken_off(prompt: str, client: Any) -> None:
-    events = client.stream(prompt)
-    assert next(events).choices[0].token_ids == [5]
-    next(events)
+def test_a_refusal_is_the_sentence_of_the_server(client: Client) -> None:
+    with pytest.raises(RequestError, match=SENTENCE) as caught:
+        client.generate("refuse")
+    assert caught.value.code == 400
+    assert caught.value.param == "items.actions[1]"
+    assert_still_serves(client)
 
 
-def within(prompt: str, client: Any) -> None:
-    """A turn that ends the session."""
-    with client.session([1], max_tokens=1) as session:
-        try:
-            session.next(prompt=prompt)
-        finally:
-            with pytest.raises(ServerGone, match=r"expected a session whose last chunk is whole, got another\. Op"):
-                session.next()
+def test_a_refusal_can_be_pickled(client: Client) -> None:
+    with pytest.raises(RequestError) as caught:
+        client.generate("refuse")
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert str(copy) == str(caught.value)
+    assert vars(copy) == vars(caught.value)
 
 
-def entered(prompt: str, client: Any) -> None:
-    with client.session(prompt, max_tokens=1):
-        pytest.fail("entered")
+def test_the_first_event_of_a_stream_raises_its_refusal(client: Client) -> None:
+    with pytest.raises(RequestError, match=SENTENCE):
+        list(client.stream("refuse"))
+    assert_still_serves(client)
+
+
+def test_a_field_of_another_type_is_refused_by_the_server(client: Client, fake_server: FakeServer) -> None:
+    with pytest.raises(RequestError, match=r"^cache_salt: ") as caught:
+        client.generate("fine", cache_salt=3)
+    assert caught.value.param == "cache_salt"
+    assert len(fake_server.received) == 1
+
+
+def test_an_error_without_a_sentence_names_the_status(client: Client) -> None:
+    with pytest.raises(RequestError, match="HTTP 500 Internal Server Error") as caught:
+        client.generate("broken")
+    assert caught.value.code == 500
+    assert caught.value.param is None
+    assert_still_serves(client)
 
 
 @pytest.mark.parametrize(
-    ("attempt", "error", "code", "words"),
+    ("options", "words"),
     [
-        (lambda client: client.generate("refuse"), RequestError, 400, f"^{re.escape(REFUSAL['message'])}$"),
-        (lambda client: list(client.stream("refuse")), RequestError, 400, f"^{re.escape(REFUSAL['message'])}$"),
-        (lambda client: client.generate("fine", cache_salt=3), RequestError, 400, "^cache_salt: "),
-        (lambda client: client.generate("broken"), RequestError, 500, "HTTP 500 Internal Server Error"),
-        (lambda client: client.generate("html"), ServerGone, None, "Generation in JS"),
-        (lambda client: client.generate([1], {"actions": [object()]}), InputError, None, "actions"),
-        (lambda client: client.generate([1], mm_processor_kwargs={"a": object()}), InputError, None, "JSON"),
-        (partial(broken_off, "die"), ServerGone, None, "generate: expected"),
-        (partial(broken_off, "cut"), ServerGone, None, "generate: expected"),
-        (partial(broken_off, "error"), RequestError, 400, "actions"),
-        (partial(within, "die"), ServerGone, None, "ConnectionClosedError .*1011.*dying"),
-        (partial(within, "odd"), ServerGone, None, "a message of a se"),
-        (partial(within, "idle"), ServerGone, None, "no message for 300 s"),
-        (partial(within, "fatal"), RequestError, 503, "actions"),
-        (partial(entered, "refuse"), RequestError, 400, "actions"),
-        (partial(entered, "fatal"), RequestError, 503, "actions"),
+        ({"items": {"actions": [object()]}}, "actions"),
+        ({"mm_processor_kwargs": {"a": object()}}, "JSON"),
     ],
 )
-def test_refusals(client: Any, fake: Fake, attempt: Any, error: type[Exception], code: int | None, words: str) -> None:
-    """Each is an error of its kind, and the client goes on."""
-    with pytest.raises(error, match=words) as caught:
-        attempt(client)
-    assert getattr(caught.value, "code", None) == code
-    if error is RequestError:
-        again = pickle.loads(pickle.dumps(caught.value))
-        assert (str(again), vars(again)) == (str(caught.value), vars(caught.value))
-        assert again.param in ("items.actions[1]", "cache_salt", None)
-    assert bool(fake.seen) == (error is not InputError)
-    assert client.generate("fine").choices[0].token_ids == [5, 6]
-    until(lambda: not fake.sessions)
+def test_a_value_without_a_form_on_the_wire_is_not_sent(
+    client: Client, fake_server: FakeServer, options: Any, words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        client.generate([1], **options)
+    assert fake_server.received == []
+
+
+# -- servers that go away ----------------------------------------------------------------------------------------------
+
+
+def test_an_answer_of_another_server_is_an_error(client: Client) -> None:
+    with pytest.raises(ServerGone, match="Generation in JS"):
+        client.generate("html")
+    assert_still_serves(client)
+
+
+@pytest.mark.parametrize("prompt", ["die", "cut"])
+def test_a_stream_that_breaks_off_is_an_error(client: Client, prompt: str) -> None:
+    events = client.stream(prompt)
+    assert next(events).choices[0].token_ids == [5]
+    with pytest.raises(ServerGone, match="generate: expected"):
+        next(events)
+    assert_still_serves(client)
+
+
+def test_an_error_within_a_stream_is_raised(client: Client) -> None:
+    events = client.stream("error")
+    assert next(events).choices[0].token_ids == [5]
+    with pytest.raises(RequestError, match="actions") as caught:
+        next(events)
+    assert caught.value.code == 400
+    assert_still_serves(client)
 
 
 @pytest.mark.parametrize(
     ("path", "key", "words", "session_words"),
     [
         ("", "wrong", r"HTTP 401 Unauthorized .*\. Check the api_key", "HTTP 401 Unauthorized"),
-        ("/elsewhere", "right", r"HTTP 404 Not Found .*, and that it is a server of mmkit", "HTTP 403"),
+        ("/elsewhere", KEY, r"HTTP 404 Not Found .*, and that it is a server of mmkit", "HTTP 403"),
     ],
 )
-def test_another_key_or_path(make: Any, fake: Fake, path: str, key: str, words: str, session_words: str) -> None:
-    client = make(fake.url + path, api_key=key)
+def test_another_key_or_path_is_refused(
+    make_client: Any, fake_server: FakeServer, path: str, key: str, words: str, session_words: str
+) -> None:
+    client = make_client(fake_server.url + path, api_key=key)
     with pytest.raises(RequestError, match=words) as caught:
         client.modalities()
     assert f"HTTP {caught.value.code} " in words
@@ -149,71 +211,108 @@ def test_another_key_or_path(make: Any, fake: Fake, path: str, key: str, words: 
         pass
 
 
-def test_no_server(make: Any) -> None:
-    """At an address that is none, or at one that nothing listens on."""
-    for url in ("127.0.0.1:8000", "http://", "http://127.0.0.1:99999", "http://[bad", "ftp://a"):
-        with pytest.raises(ServerGone, match=r"/v1/mm/modalities: expected an answer, got \w+ \("):
-            make(url).modalities()
-    client = make(f"http://127.0.0.1:{free_port()}")
-    for call in (client.modalities, lambda: client.generate([1]), lambda: list(client.stream([1]))):
-        with pytest.raises(ServerGone, match=r"/v1/mm/\w+: expected an answer, got ConnectError \(.*refused.*\)\. See"):
-            call()
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://", "http://127.0.0.1:99999", "http://[bad", "ftp://a"])
+def test_an_address_that_is_none_has_no_server(make_client: Any, url: str) -> None:
+    with pytest.raises(ServerGone, match=r"/v1/mm/modalities: expected an answer, got \w+ \("):
+        make_client(url).modalities()
+
+
+def test_an_address_without_a_server_refuses_each_call(make_client: Any) -> None:
+    client = make_client(f"http://127.0.0.1:{free_port()}")
+    refused = r"/v1/mm/\w+: expected an answer, got ConnectError \(.*refused.*\)\. See"
+    with pytest.raises(ServerGone, match=refused):
+        client.modalities()
+    with pytest.raises(ServerGone, match=refused):
+        client.generate([1])
+    with pytest.raises(ServerGone, match=refused):
+        list(client.stream([1]))
     with pytest.raises(ServerGone, match=r"^ws://.*: expected an answer, got Conn"), client.session([1], max_tokens=1):
         pass
 
 
-def test_silence(make: Any, fake: Fake) -> None:
+def test_a_server_that_is_silent_is_gone_after_the_timeout(make_client: Any, fake_server: FakeServer) -> None:
+    client = make_client(fake_server.url, timeout=0.2)
     with pytest.raises(ServerGone, match=r"got ReadTimeout \(timed out\)\."):
-        make(fake.url, timeout=0.2).generate("silence")
-    with make(fake.url).session([1], max_tokens=1) as session:
-        session._client.timeout = 0.2  # only now, for a busy machine
+        client.generate("silence")
+
+
+def test_a_late_answer_in_a_session_answers_no_later_call(make_client: Any, fake_server: FakeServer) -> None:
+    client = make_client(fake_server.url)
+    with client.session([1], max_tokens=1) as session:
+        client.timeout = 0.2  # only now, for a busy machine
         with pytest.raises(ServerGone, match=r"got TimeoutError \(timed out"):
             session.next(prompt="silence")
-        with pytest.raises(ServerGone, match="whose last chunk is whole"):  # the late one answers no later call
+        with pytest.raises(ServerGone, match="whose last chunk is whole"):
             session.next(prompt=[1])
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
-def test_session(client: Any, fake: Fake) -> None:
-    actions, sampling = np.ones((3, 6, 3), np.float32), {"max_tokens": 64, "temperature": 0.0}
+def test_a_session_counts_its_chunks_and_the_room(client: Client) -> None:
+    with client.session([1, 2, 3], max_tokens=64) as session:
+        assert session.id == "s"
+        assert session.model == "m"
+        assert session.first.token_ids == [1, 2]
+        assert session.remaining == session.first.remaining == ROOM - 3 - 2
+        chunk = session.next({"actions": [np.ones((6, 3), np.float32)]})
+        assert chunk.index == 1
+        assert session.remaining == chunk.remaining == ROOM - 3 - ACTION_TOKENS - 2 * 2
+
+
+def test_the_messages_of_a_session(client: Client, fake_server: FakeServer) -> None:
+    actions = np.ones((3, 6, 3), np.float32)
+    sampling = {"max_tokens": 64, "temperature": 0.0}
     with client.session([1, 2, 3], {"actions": list(actions)}, **sampling, cache_salt="salt") as session:
-        assert (session.id, session.model, session.first.token_ids) == ("s", "m", [1, 2])
-        assert session.remaining == ROOM - 3 - 2 == session.first.remaining
-        for index in (1, 2):
-            chunk = session.next({"actions": [actions[0]]})
-            assert (chunk.index, chunk.remaining) == (index, session.remaining)
+        session.next({"actions": [actions[0]]})
         session.next(max_tokens=2, uuids={"actions": [None]})
-        assert session.remaining == ROOM - 3 - 3 * 6 - 4 * 2
-        assert fake.sessions == 1
-        session.close()
-        until(lambda: not fake.sessions)
-        session.close()
-    start, step, _, last, close = fake.seen
-    assert [part["shape"] for part in start.pop("items")["actions"]] == [[6, 3]] * 3
-    assert start == {"type": "start", "prompt": [1, 2, 3], "cache_salt": "salt", "sampling_params": sampling}
-    assert step == {"type": "next", "items": {"actions": wire.encode({"a": [actions[0]]})["a"]}}
-    assert last == {"type": "next", "sampling_params": {"max_tokens": 2}, "uuids": {"actions": [None]}}
-    assert close == {"type": "close"}
+    encoded = encode({"actions": [actions[0]]})
+    assert fake_server.received == [
+        {
+            "type": "start",
+            "prompt": [1, 2, 3],
+            "items": {"actions": encoded["actions"] * 3},
+            "cache_salt": "salt",
+            "sampling_params": sampling,
+        },
+        {"type": "next", "items": encoded},
+        {"type": "next", "sampling_params": {"max_tokens": 2}, "uuids": {"actions": [None]}},
+        {"type": "close"},
+    ]
 
 
-def test_tokens_as_they_come(client: Any, fake: Fake) -> None:
-    came: list[tuple[int, list[int]]] = []
-    with client.session([1], max_tokens=2, on_tokens=lambda m: came.append((m.index, m.token_ids))) as session:
+def test_a_session_can_be_closed_twice(client: Client, fake_server: FakeServer) -> None:
+    with client.session([1], max_tokens=1) as session:
+        assert fake_server.open_sessions == 1
+        session.close()
+        wait_until(lambda: not fake_server.open_sessions)
+        session.close()
+
+
+def test_tokens_come_before_their_chunk(client: Client, fake_server: FakeServer) -> None:
+    received: list[tuple[int, list[int]]] = []
+
+    def on_tokens(message: protocol.TokensMessage) -> None:
+        received.append((message.index, message.token_ids))
+
+    with client.session([1], max_tokens=2, on_tokens=on_tokens) as session:
         session.next()
-    assert came == [(0, [1]), (0, [2]), (1, [1]), (1, [2])]
-    assert fake.seen[0]["stream"] is True
+    assert received == [(0, [1]), (0, [2]), (1, [1]), (1, [2])]
+    assert fake_server.received[0]["stream"] is True
+
+
+def test_a_stream_without_a_function_is_read_to_its_chunk(client: Client) -> None:
     with client.session([1], max_tokens=2, stream=True) as session:
         assert session.first.token_ids == [1, 2]
 
 
-def test_session_goes_on_after_a_refusal(client: Any) -> None:
+def test_a_session_goes_on_after_a_refusal(client: Client) -> None:
     with client.session([1], max_tokens=2) as session:
         before = session.remaining
         with pytest.raises(RequestError, match=r"actions\[1\]") as caught:
             session.next(prompt="refuse")
-        assert (caught.value.code, caught.value.param) == (400, "items.actions[1]")
+        assert caught.value.code == 400
+        assert caught.value.param == "items.actions[1]"
         with pytest.raises(RequestError, match=r"^prompt: "):
             session.next(prompt=1.5)
         with pytest.raises(InputError, match="actions"):
@@ -222,19 +321,51 @@ def test_session_goes_on_after_a_refusal(client: Any) -> None:
         assert session.next().index == 1
 
 
-def test_an_error_of_the_caller(client: Any, fake: Fake) -> None:
-    """It ends the session; within a chunk, no other chunk follows."""
+@pytest.mark.parametrize(
+    ("prompt", "error", "words"),
+    [
+        ("die", ServerGone, r"ConnectionClosedError .*1011.*dying"),
+        ("not a message", ServerGone, "a message of a se"),
+        ("idle", ServerGone, "no message for 300 s"),
+        ("fatal", RequestError, "actions"),
+    ],
+)
+def test_a_session_that_ends_answers_no_more(
+    client: Client, fake_server: FakeServer, prompt: str, error: type[Exception], words: str
+) -> None:
+    with client.session([1], max_tokens=1) as session:
+        with pytest.raises(error, match=words):
+            session.next(prompt=prompt)
+        with pytest.raises(ServerGone, match=r"expected a session whose last chunk is whole, got another\. Op"):
+            session.next()
+    assert_still_serves(client)
+    wait_until(lambda: not fake_server.open_sessions)
 
-    def stop(_: Any) -> None:
-        raise ZeroDivisionError
 
+@pytest.mark.parametrize(("prompt", "code"), [("refuse", 400), ("fatal", 503)])
+def test_a_start_that_is_refused_opens_no_session(
+    client: Client, fake_server: FakeServer, prompt: str, code: int
+) -> None:
+    with pytest.raises(RequestError, match="actions") as caught, client.session(prompt, max_tokens=1):
+        pytest.fail("entered")
+    assert caught.value.code == code
+    wait_until(lambda: not fake_server.open_sessions)
+
+
+def test_an_error_of_the_caller_ends_the_session(client: Client, fake_server: FakeServer) -> None:
     with pytest.raises(ZeroDivisionError), client.session([1], max_tokens=2):
         raise ZeroDivisionError
-    until(lambda: not fake.sessions)
-    with client.session([1], max_tokens=2, stream=True) as session:
-        session._on_tokens = stop
+    wait_until(lambda: not fake_server.open_sessions)
+
+
+def test_after_an_error_within_a_chunk_no_other_chunk_follows(client: Client, fake_server: FakeServer) -> None:
+    def fail_at_the_second_chunk(message: protocol.TokensMessage) -> None:
+        if message.index == 1:
+            raise ZeroDivisionError
+
+    with client.session([1], max_tokens=2, on_tokens=fail_at_the_second_chunk) as session:
         with pytest.raises(ZeroDivisionError):
             session.next()
         with pytest.raises(ServerGone, match="whose last chunk is whole"):
             session.next()
-    until(lambda: not fake.sessions)
+    wait_until(lambda: not fake_server.open_sessions)
