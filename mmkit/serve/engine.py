@@ -28,6 +28,9 @@ __all__ = ["Engine", "EngineDeadError", "EngineGenerateError", "LostItem"]
 
 parse_model_prompt = find("renderers.inputs.preprocess:parse_model_prompt")
 MediaConnector: Any = find("multimodal.media:MediaConnector")
+get_video_processor_cls_name: Any = find(
+    "transformers_utils.processor:get_video_processor_cls_name", default=None
+)
 
 T = TypeVar("T")
 
@@ -113,6 +116,11 @@ class Engine:
         self._default_params: dict[str, Any] = config.get_diff_sampling_param()
         self._param_types = _list_param_types(config.get_vocab_size())
         self._media = _make_media_connector(config)
+        # vLLM's chat reads a video by the loader that belongs to the model's video processor, which
+        # chooses other frames than the plain one
+        self._video_options: dict[str, Any] = {}
+        if get_video_processor_cls_name is not None:
+            self._video_options = {"video_processor": get_video_processor_cls_name(config)}
         self._session_numbers = count()
         executor = getattr(client.renderer, "_executor", None)
         if executor is not None:
@@ -252,8 +260,9 @@ class Engine:
     async def _fetch(self, media: Media, where: str) -> Any:
         """Return what vLLM's loader reads at a URL."""
         fetch = getattr(self._media, f"fetch_{media.kind}_async")
+        options = self._video_options if media.kind == "video" else {}
         try:
-            return await fetch(media.url)
+            return await fetch(media.url, **options)
         except TooManyPixels as error:
             # its sentence names the body, which has no part for this item
             refusal = TooLarge(where + str(error).removeprefix(error.where))
