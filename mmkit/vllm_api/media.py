@@ -1,4 +1,4 @@
-"""What is looked at before vLLM decodes media: their pixels, and who decodes audio.
+"""What is looked at where vLLM decodes media: their pixels before, and their samples after.
 
 All media of all routes are loaded by vLLM's `MediaConnector`, from a data URL, a file or another
 host. There the loader of one kind of media is put behind `Weighed`, which knows the bytes and has
@@ -12,9 +12,9 @@ import io
 import math
 from collections.abc import Callable
 from functools import wraps
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import DISTRIBUTION, InputError
 from ..language.items.media import AUDIO_DECODERS
@@ -24,12 +24,27 @@ from .incoming import REQUEST
 FRAMES = 32
 """Frames that vLLM takes of a video, unless its ``--media-io-kwargs`` say otherwise."""
 
+EXACT_FORMATS = ("WAV", "WAVEX", "RF64", "W64", "AIFF", "AU", "CAF", "FLAC")
+EXACT_SUBTYPES = ("PCM_", "FLOAT", "DOUBLE", "ULAW", "ALAW")
+"""Files, by libsndfile's names and the beginnings of its names, whose header states the number of
+frames that every decoder gives. Lossy codecs pad, and headers of such files may estimate."""
+
+MAX_DURATION_RATIO = 1.5
+"""Of a decoded sound of several channels to what its header says. Channels that were put one behind
+the other make twice the duration, or more."""
+
+AudioMediaIO: Any = find("multimodal.media.audio:AudioMediaIO", "multimodal.audio:AudioMediaIO")
+
+AudioDecoder: Any = find("multimodal.media.audio:AudioDecoder", default=None)
+"""torchcodec's, where vLLM's loader takes it; None too where it cannot be imported."""
+
 VideoSource: Any = find("multimodal.video:VideoSourceMetadata", default=None)
 VideoTarget: Any = find("multimodal.video:VideoTargetMetadata", default=None)
 
 
 def weighing(theirs: Any) -> Any:
-    """Wrap vLLM's function that loads media from a URL, so that their pixels are counted first."""
+    """Wrap vLLM's function that loads media from a URL, so that their pixels are counted first, and
+    decoded audio is compared with its header."""
 
     # vLLM reads the bytes in threads, which do not inherit `REQUEST`, so it is read here
     @wraps(theirs)
@@ -37,9 +52,20 @@ def weighing(theirs: Any) -> Any:
         request = REQUEST.get()
         if request is not None:
             media_io = Weighed(media_io, request.spend_pixels)
+        elif _loads_audio(media_io):  # offline no pixels are counted
+            media_io = Weighed(media_io, _count_nothing)
         return theirs(self, url, media_io, **options)
 
     return load
+
+
+def _loads_audio(loader: Any) -> bool:
+    """Return whether a loader of vLLM is that of audio."""
+    return isinstance(loader, AudioMediaIO)
+
+
+def _count_nothing(pixels: int) -> None:
+    """Count no pixels."""
 
 
 class Weighed:
@@ -59,20 +85,48 @@ class Weighed:
     def load_bytes(self, data: bytes) -> Any:
         """Load media from the bytes of a file."""
         expected = self._count(data)
-        return self._checked(expected, self._loader.load_bytes(data))
+        media = self._decode(self._loader.load_bytes, data)
+        self._check(media, data, expected)
+        return media
 
     def load_base64(self, media_type: str, data: str) -> Any:
         """Load media from base64."""
+        content = b""
         if self._is_video() and media_type.lower() == "video/jpeg":
             expected = self._count_pictures(data)
         else:
-            expected = self._count(_decode_base64(data))
-        return self._checked(expected, self._loader.load_base64(media_type, data))
+            content = _decode_base64(data)
+            expected = self._count(content)
+        media = self._decode(self._loader.load_base64, media_type, data)
+        self._check(media, content, expected)
+        return media
 
     def load_file(self, filepath: Path) -> Any:
         """Load media from a file of the server."""
-        expected = self._count(filepath.read_bytes())
-        return self._checked(expected, self._loader.load_file(filepath))
+        content = filepath.read_bytes()
+        expected = self._count(content)
+        media = self._decode(self._loader.load_file, filepath)
+        self._check(media, content, expected)
+        return media
+
+    def _decode(self, load: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of the loader, whose libraries raise errors of many kinds.
+
+        Raises:
+            InputError: in place of an error that a server would take for its own fault.
+        """
+        try:
+            return load(*arguments)
+        except ValueError:  # vLLM's own refusals
+            raise
+        except Exception as error:
+            kind = "image"
+            if self._is_video():
+                kind = "video"
+            elif _loads_audio(self._loader):
+                kind = "audio"
+            got = f"{type(error).__name__}: {error}".rstrip(": .")
+            raise InputError(kind, "a file that can be decoded", got) from error
 
     def _is_video(self) -> bool:
         return hasattr(self._loader, "video_loader")
@@ -81,11 +135,11 @@ class Weighed:
         """Spend the pixels of a file; return how many they are."""
         if self._is_video():
             count = _pixels_of_video(data, self._loader)
-        elif hasattr(self._loader, "image_mode"):
-            count = pixels_of_image(data)
-        else:  # sound, which vLLM bounds itself (VLLM_MAX_AUDIO_DECODE_BYTES)
+        elif _loads_audio(self._loader):  # vLLM bounds it itself (VLLM_MAX_AUDIO_DECODE_BYTES)
             check_audio_decoder()
             count = 0
+        else:
+            count = pixels_of_image(data)
         self._spend(count)
         return count
 
@@ -100,32 +154,129 @@ class Weighed:
         self._spend(count)
         return count
 
-    def _checked(self, expected: int, media: Any) -> Any:
-        """Return loaded media after the pixels of a video that turned out larger are spent, too:
-        what a file says of its frames may be wrong."""
+    def _check(self, media: Any, data: bytes, expected: int) -> None:
+        """Check loaded media against what their file says.
+
+        Args:
+            media: as the loader returns them.
+            data: the bytes of the file; empty for a video that is a list of pictures.
+            expected: the pixels that are spent already. Those of a video that has more, because its
+                file was wrong, are spent, too.
+        """
         if self._is_video():
             frames = getattr(media, "media", media)[0]
             count = math.prod(frames.shape[:-1])
             if count > expected:
                 self._spend(count - expected)
-        return media
+        elif _loads_audio(self._loader):
+            samples, rate = media
+            check_sound(samples, rate, data)
+
+
+# -- audio -----------------------------------------------------------------------------------------
 
 
 def can_decode_audio() -> bool:
-    """Whether a library is installed that decodes files of audio as models expect them."""
-    return any(find_spec(name) is not None for name in AUDIO_DECODERS)
+    """Return whether vLLM has a library here that decodes files of audio as models expect them."""
+    soundfile, _ = AUDIO_DECODERS
+    if AudioDecoder is not None:
+        return True
+    try:
+        import_module(soundfile)
+    except (ImportError, OSError):  # OSError: without libsndfile
+        return False
+    return True
 
 
 def check_audio_decoder() -> None:
     """Refuse files of audio where vLLM would hand over their integers unscaled.
 
     Raises:
-        InputError: no such library is installed.
+        InputError: no such library can be imported.
     """
     if not can_decode_audio():
         expected = f"{' or '.join(AUDIO_DECODERS)} on the server, to decode a file of audio"
         remedy = f"Send samples, or install {DISTRIBUTION}[audio] there."
         raise InputError("audio", expected, "neither", remedy)
+
+
+class SoundHeader(NamedTuple):
+    """What the header of a file of audio says.
+
+    Attributes:
+        channels: how many.
+        rate: frames per second.
+        frames: samples of one channel.
+        is_exact: whether every decoder gives as many frames.
+    """
+
+    channels: int
+    rate: int
+    frames: int
+    is_exact: bool
+
+
+def check_sound(samples: Any, rate: float, data: bytes) -> None:
+    """Refuse samples that contradict the header of their file.
+
+    Where vLLM leaves a file to PyAV, because libsndfile does not know it or a server's
+    ``--media-io-kwargs`` say so, the channels may come in turn, as one of twice the length. A file
+    that is cut off gives fewer samples than it states.
+
+    Args:
+        samples: as vLLM's loader returns them.
+        rate: their sampling rate in Hz.
+        data: the bytes of the file.
+
+    Raises:
+        InputError: says what the header says.
+    """
+    header = read_sound_header(data)
+    if header is None:
+        return
+    if header.is_exact:
+        agrees = len(samples) == header.frames and round(rate) == header.rate
+    else:
+        seconds = header.frames / header.rate
+        agrees = header.channels == 1 or len(samples) / rate <= MAX_DURATION_RATIO * seconds
+    if not agrees:
+        expected = f"{header.frames} samples at {header.rate} Hz, as the header of the file says"
+        got = f"{len(samples)} at {rate:g} Hz of {header.channels} channel(s)"
+        raise InputError("audio", expected, got, "Send a whole file as WAV or FLAC, or samples.")
+
+
+def read_sound_header(data: bytes) -> SoundHeader | None:
+    """Return what the header of a file of audio says; None where nothing here can read it."""
+    try:
+        soundfile: Any = import_module("soundfile")
+        info = soundfile.info(io.BytesIO(data))
+    except Exception:  # it is not installed, or does not know the file
+        return _read_header_by_av(data)
+    is_exact = info.format in EXACT_FORMATS and info.subtype.startswith(EXACT_SUBTYPES)
+    return SoundHeader(info.channels, info.samplerate, info.frames, is_exact)
+
+
+def _read_header_by_av(data: bytes) -> SoundHeader | None:
+    """Return what PyAV reads in the header of a file of audio, if it states a duration."""
+    try:
+        av: Any = import_module("av")
+        with av.open(io.BytesIO(data)) as container:
+            stream = container.streams.audio[0]
+            rate = int(stream.rate)
+            channels = int(stream.channels)
+            if stream.duration is not None and stream.time_base is not None:
+                seconds = float(stream.duration * stream.time_base)
+            else:
+                seconds = (container.duration or 0) / av.time_base
+    except Exception:  # it is not installed, or does not know the file
+        return None
+    frames = round(seconds * rate)
+    if frames < 1:
+        return None
+    return SoundHeader(channels, rate, frames, is_exact=False)
+
+
+# -- pixels ----------------------------------------------------------------------------------------
 
 
 def _decode_base64(data: str) -> bytes:

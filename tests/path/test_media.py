@@ -9,10 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
+import soundfile
 from hypothesis import given
 from PIL import Image
 from vllm.multimodal.media import MediaConnector
+from vllm.multimodal.media.audio import AudioMediaIO
 
 from mmkit import InputError
 from mmkit.vllm_api import media
@@ -159,6 +162,70 @@ def test_integers_of_a_file_are_scaled_and_channels_mixed(name: str) -> None:
 def test_files_of_audio_are_refused_where_nothing_decodes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM would take PyAV, which hands over the integers, and the channels in turn."""
     monkeypatch.setattr(media, "AUDIO_DECODERS", ("no_such_library", "none_either"))
+    monkeypatch.setattr(media, "AudioDecoder", None)
     expected = "no_such_library or none_either on the server, to decode a file of audio"
     with pytest.raises(InputError, match=f"^audio: expected {expected}, got neither. Send samples, or install"):
         load_sound("mono16.wav")
+
+
+def coded(form: str, subtype: str, channels: int = 1) -> bytes:
+    """A file of 4000 samples at 8 kHz."""
+    buffer = io.BytesIO()
+    samples = np.sin(np.arange(4000) * 0.3).astype(np.float32)
+    soundfile.write(buffer, np.repeat(samples[:, None], channels, axis=1), 8000, subtype, format=form)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("with_request", [True, False])
+def test_channels_that_come_in_turn_are_refused(with_request: bool) -> None:
+    """PyAV puts those of floats one behind the other, and mixes none; offline, too."""
+    url = data_url(coded("WAV", "FLOAT", channels=2), "audio/wav")
+    if "audio_backend" not in vars(AudioMediaIO()):
+        pytest.skip("this vLLM chooses the backend itself")
+
+    async def load() -> Any:
+        if with_request:
+            REQUEST.set(incoming())
+        return MediaConnector(media_io_kwargs={"audio": {"audio_backend": "pyav"}}).fetch_audio(url)
+
+    expected = "4000 samples at 8000 Hz, as the header of the file says, got 8000 at 8000 Hz of 2 channel"
+    with pytest.raises(InputError, match=f"^audio: expected {expected}"):
+        asyncio.run(load())
+
+
+def test_a_file_of_audio_that_is_cut_off_is_refused() -> None:
+    """By libsndfile, or since its header says more."""
+    whole = coded("FLAC", "PCM_16")
+    cut = whole[: len(whole) // 2]
+    with pytest.raises(InputError, match=r"^audio: expected a file that can be decoded, got LibsndfileError: "):
+        MediaConnector().fetch_audio(data_url(cut, "audio/flac"))
+    samples = np.zeros(2000, np.float32)
+    with pytest.raises(InputError, match=r"^audio: expected 4000 samples at 8000 Hz, as the header of the file says"):
+        media.check_sound(samples, 8000, cut)
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize(
+    ("form", "subtype", "is_exact"),
+    [
+        ("WAV", "PCM_U8", True),
+        ("RF64", "PCM_24", True),
+        ("AIFF", "PCM_16", True),
+        ("AU", "ULAW", True),
+        ("FLAC", "PCM_16", True),
+        ("OGG", "VORBIS", False),
+        ("MP3", "MPEG_LAYER_III", False),
+        ("WAV", "IMA_ADPCM", False),
+    ],
+)
+def test_the_header_of_a_sound_and_its_samples_agree(form: str, subtype: str, channels: int, is_exact: bool) -> None:
+    data = coded(form, subtype, channels)
+    header = media.read_sound_header(data)
+    assert header is not None
+    assert (header.channels, header.rate, header.is_exact) == (channels, 8000, is_exact)
+    samples, rate = MediaConnector().fetch_audio(data_url(data, "audio/wav"))
+    media.check_sound(samples, rate, data)
+    doubled = np.repeat(samples, 2)
+    if channels == 2 or is_exact:
+        with pytest.raises(InputError, match=r"as the header of the file says, got \d+ at 8000 Hz of"):
+            media.check_sound(doubled, rate, data)
