@@ -234,7 +234,7 @@ def _(side: Side) -> Any:
     return different(side.answers(), side.answers(**LORA, default_mm_loras=default))
 
 
-@feature("LoRA on the tower and the connector")
+@feature("LoRA on the tower and the connector, loaded once")
 def _(side: Side) -> Any:
     llm = side.engine(**LORA, enable_tower_connector_lora=True)
     adapter = lora(side, "language_model.", "vision_tower.")
