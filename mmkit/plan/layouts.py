@@ -16,6 +16,7 @@ from ..language.layout import Insert, Layout, Placeholder, Replace, Target, whol
 from ..language.node import leaves
 from ..language.vocabulary import check_ids
 from .memo import Memo
+from .parsing import Taken
 from .placement import ItemLayout, ResolvedUpdate
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class LayoutEvaluator:
         self.by_company = not read.isdisjoint((INDEX, COUNT))
         self.fixed_rows = None if own else layout.lay(modality.static).num_embeds
         self.shared: ItemLayout | None = None
+        self._least_length: int | None = None
+        self._finds_least = False
         self._memo = Memo(_LAYOUT_IDS, lambda known: len(known.tokens) + _KEYS)
 
     def alternatives(self, scope: Scope) -> ItemLayout:
@@ -122,9 +125,34 @@ class LayoutEvaluator:
         if literal := len(placeholder):
             got = f"{literal} other token{'' if literal == 1 else 's'} for {_sized(scope.item)}"
         if modality.guarded is not None:  # an item of a request
-            return InputError(_where(modality, scope), expected, got, "Send a larger one.")
+            remedy = "Send a larger one."
+            if least := self._find_least_length():
+                remedy = f"Send one of at least {least} samples."
+            return InputError(_where(modality, scope), expected, got, remedy)
         remedy = "Round up by ceil_div(), or state a larger least size in the item type."
         return InputError(f"{modality.where}, layout", expected, got, remedy)
+
+    def _find_least_length(self) -> int | None:
+        """Return the least number of samples of audio that has a position, found by halves; None
+        for other items, and while it is being found."""
+        modality = self._modality
+        if modality.item.media != "audio" or self._least_length is not None or self._finds_least:
+            return self._least_length
+        self._finds_least = True
+        try:
+            too_short, enough = 0, modality.item.largest[0][0]
+            while enough - too_short > 1:
+                length = (too_short + enough) // 2
+                try:
+                    list(modality.layouts(Taken.whole([modality.item.blank(length)])))
+                except (InputError, SpecError):
+                    too_short = length
+                else:
+                    enough = length
+            self._least_length = enough
+        finally:
+            self._finds_least = False
+        return self._least_length
 
     def _guard(self, ids: Collection[int]) -> None:
         """Add placeholder ids to those against which prompts are guarded, and which are never

@@ -626,7 +626,7 @@ REQUESTS = [
     ("spec.m[1]: expected at least one placeholder per item, got 1 other token for an item of shape (2,). …",
      lambda: preview({"m": [torch.zeros(1), torch.zeros(2)]}, item=Tensor((between(1, 3),)),
                      layout=literal(6) + embed(5) * (item.length % 2))),
-    ("spec.m[0]: expected at least one placeholder per item, got none for an item of length 1. Send a larger one.",
+    ("spec.m[0]: expected at least one …, got none for an item of length 1. Send one of at least 2 samples.",
      lambda: preview({"m": np.zeros(1)}, item=Audio(largest=9), layout=embed(5) * (item.length // 2),
                      process=lambda items, scope: {"x": [torch.tensor(x) for x in items]})),
     ("spec.m[0]: expected at least one placeholder per item, got none for an item of shape (2,). …",
