@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
-from typing import Any
 
 from .errors import MmkitError
 
@@ -28,50 +26,27 @@ def load() -> None:
     Raises:
         MmkitError: one of them cannot be found in this process.
     """
-    for name in _names():
+    for name in _read_names():
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if not f"{name}.".startswith(f"{error.name}."):
-                raise  # what the module itself imports
+            is_module_or_parent = f"{name}.".startswith(f"{error.name}.")
+            if not is_module_or_parent:
+                raise  # the module was found, and imports what is missing
             expected = "a module that every process can import"
             remedy = "Install its package, or set PYTHONPATH."
             raise MmkitError(f"{VARIABLE}, {name}", expected, str(error), remedy) from error
 
 
-def named(target: str, kind: type = object) -> Any:
-    """What ``package.module:name`` names; modules of the working directory are found too.
-
-    Raises:
-        MmkitError: there is no such thing, or it is of another kind.
-    """
-    find_in_working_directory()
-    module, _, name = target.partition(":")
-    try:
-        value = getattr(importlib.import_module(module), name)
-    except MmkitError as error:  # a declaration that is refused has a sentence of its own
-        raise MmkitError(f"{target}: {error}") from error
-    except Exception as error:
-        got = f"{type(error).__name__}: {error}".rstrip(".")
-        raise MmkitError(target, "package.module:name that can be imported", got) from error
-    if not isinstance(value, kind):
-        raise MmkitError(target, f"a {kind.__name__}", f"a {type(value).__name__}")
-    return value
-
-
-def find_in_working_directory() -> None:
-    """Import modules of the working directory too, as `python -m` does, and a console script does
-    not."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-
-
 def announce(module: str) -> None:
     """Let processes that start from now on import a module, which registers a model."""
-    names = _names()
-    if module not in (*names, *MAIN_MODULES):
-        os.environ[VARIABLE] = ",".join([*names, module])
+    names = _read_names()
+    if module in names or module in MAIN_MODULES:
+        return
+    names.append(module)
+    os.environ[VARIABLE] = ",".join(names)
 
 
-def _names() -> list[str]:
+def _read_names() -> list[str]:
+    """Return the names of the modules that MMKIT_MODULES has."""
     return [name for name in os.environ.get(VARIABLE, "").split(",") if name]

@@ -17,8 +17,8 @@ from rich.text import Text
 from typer import Context, Exit, Option
 
 from ..errors import SpecError
+from ..importing import import_named
 from ..model_spec import ModelSpec
-from ..plugin import named
 from .common import Config, Spec, Trust, checkpoint, needs_vllm, open_checkpoint, plural
 
 Examples = Annotated[int | None, Option(min=1, help="Hypothesis examples per law.")]
@@ -39,7 +39,7 @@ def check(
     may be `registered`: what vLLM has. Further options are pytest's: -k cache, -n 4, --lf."""
     path = checkpoint(config)
     if spec != "registered":
-        declared = named(spec, ModelSpec)
+        declared = import_named(spec, ModelSpec)
         try:
             open_checkpoint(declared, path, trust_remote_code=trust_remote_code)
         except SpecError as error:
@@ -51,7 +51,7 @@ def check(
         from ..testing.plugin import expectations
     expectations(expected)
     if samples is not None:
-        named(samples)
+        import_named(samples)
     given = {"examples": examples, "samples": samples, "expected": expected}
     options = [f"--mmkit-{name}={value}" for name, value in given.items() if value is not None]
     options += ["--mmkit-trust-remote-code"] * trust_remote_code

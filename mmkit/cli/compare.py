@@ -18,9 +18,9 @@ from rich.text import Text
 from typer import Exit, Option
 
 from ..errors import MmkitError
+from ..importing import import_named
 from ..model_spec import ModelSpec
 from ..plan.plan import Plan
-from ..plugin import named
 from .common import Config, Spec, Trust, checkpoint, open_checkpoint, parse_items, plural, reason
 
 Class = Annotated[str, Option("--class", help="A model class, as package.module:Class.")]
@@ -47,7 +47,7 @@ def compare(
             re.compile(pattern)
         except re.error as error:
             raise MmkitError("--known", "a regular expression", reason(error)) from error
-    declared, model = named(spec, ModelSpec), named(model_class, type)
+    declared, model = import_named(spec, ModelSpec), import_named(model_class, type)
     if find_factories(model) is None:
         where, expected = f"--class {model_class}", "a model class with a processor"
         remedy = "Name the class that MULTIMODAL_REGISTRY.register_processor decorates."

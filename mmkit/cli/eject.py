@@ -20,7 +20,7 @@ from typing import Annotated
 from typer import Argument
 
 from ..errors import DISTRIBUTION, MmkitError
-from ..plugin import find_in_working_directory
+from ..importing import find_in_working_directory
 from .common import plural, reason
 
 ROOT = Path(__file__).parents[1]

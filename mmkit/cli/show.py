@@ -27,6 +27,7 @@ from rich.text import Text
 from typer import Option
 
 from ..errors import InputError, MmkitError, convert_errors
+from ..importing import import_named
 from ..language.expr import STATIC, evaluate
 from ..language.items import shape_text
 from ..language.layout import Fixed
@@ -36,7 +37,6 @@ from ..language.spec import Declaration, Output
 from ..model_spec import ModelSpec
 from ..plan.modality import BoundModality
 from ..plan.plan import Plan, Preview
-from ..plugin import named
 from .common import FOLDER, Spec, Trust, brief, open_checkpoint, parse_items, plural, reason
 
 Prompt = Annotated[str | None, Option(help='A text, or token ids as "1,2,3".')]
@@ -60,7 +60,7 @@ def show(
 ) -> None:
     """Show a spec, its values for a checkpoint, and what becomes of a prompt. An item is zeros,
     sizes, JSON or a file."""
-    declared: ModelSpec = named(spec, ModelSpec)
+    declared: ModelSpec = import_named(spec, ModelSpec)
     parts: Iterable[RenderableType]
     if config is not None:
         info = open_checkpoint(declared, config, trust_remote_code=trust_remote_code)

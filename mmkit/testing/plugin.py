@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ..errors import MmkitError
+from ..importing import import_named
 from ..model_spec import ModelSpec
-from ..plugin import named
 from .checks import check_in_test, law_of, marks_of
 from .laws import LAWS
 from .subject import Subject, of_registered, of_spec
@@ -42,9 +42,9 @@ class Laws(pytest.File):
         option, folder = self.config.getoption, self.path.parent
         options = {"trust_remote_code": option("--mmkit-trust-remote-code")}
         if option("--mmkit-samples"):
-            options["samples"] = named(option("--mmkit-samples"))()
+            options["samples"] = import_named(option("--mmkit-samples"))()
         if option("--mmkit") != REGISTERED:
-            return of_spec(named(option("--mmkit"), ModelSpec), folder, **options)
+            return of_spec(import_named(option("--mmkit"), ModelSpec), folder, **options)
         try:
             return of_registered(folder, **options)
         except Exception as error:
