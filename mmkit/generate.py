@@ -1,9 +1,13 @@
 """Generation of a spec's classes: for vLLM, and the processor for transformers.
 
 The classes are source text, in a module of their own: ``mmkit.generated.<module of the spec>.<its
-variable>``, for transformers below ``mmkit.training.generated``. An import hook writes that module
-anew in every process that imports it, so the classes can be imported, pickled for spawned workers,
-read with `inspect.getsource`, and subclassed.
+variable>``, for transformers below ``mmkit.training.generated``.
+
+An import hook writes that module anew in every process that imports it. Three promises need it,
+although the classes have four lines each: a processor is pickled for the spawned workers of a data
+loader, which find its class by importing its module; `inspect.getsource` shows a class as it runs;
+and ``from mmkit.generated.my_package.spec.ROBOT import RobotProcessor`` works in every process that
+can import the spec. Classes that `type` makes have no source and no module.
 """
 
 from __future__ import annotations
@@ -19,24 +23,11 @@ from typing import Any, NamedTuple
 
 from .language.spec import Declaration
 
-_ROOT = __name__.rpartition(".")[0]
-
-_PACKAGES = {"vllm_api": f"{_ROOT}.generated", "training": f"{_ROOT}.training.generated"}
-"""The packages of generated modules, by the room that has the bases of their classes."""
-
-_CLASSES = {
-    "vllm_api": {
-        "ProcessingInfo": ("ProcessingInfo", "Limits, token counts and data parser"),
-        "DummyInputs": ("DummyInputs", "Worst-case inputs"),
-        "Processor": ("Processor", "Fields and placeholders of the items"),
-    },
-    "training": {"HFProcessor": ("Processor", "Tensors of the texts and items")},
-}
-"""By room, the suffix of each class with its base and its title."""
+_ROOT = __name__.rpartition(".")[0]  # not always mmkit: a package may hold a copy of it
 
 
 class Classes(NamedTuple):
-    """The generated classes of one spec.
+    """The generated vLLM classes of one spec.
 
     Attributes:
         info: a subclass of vLLM's `BaseProcessingInfo`.
@@ -49,24 +40,68 @@ class Classes(NamedTuple):
     processor: type
 
 
-def generated(spec: Declaration, room: str) -> list[type]:
-    """The generated classes of a spec, made at the first call.
+class SpecVariable(NamedTuple):
+    """The variable by which other processes import a spec.
+
+    Attributes:
+        module: the module that declares the spec.
+        name: the variable's name there.
+    """
+
+    module: ModuleType
+    name: str
+
+
+class _Template(NamedTuple):
+    """What one generated class is made from.
+
+    Attributes:
+        suffix: the end of its name.
+        base: the name of its base class.
+        title: the beginning of its docstring.
+    """
+
+    suffix: str
+    base: str
+    title: str
+
+
+_TEMPLATES: dict[str, list[_Template]] = {
+    "vllm_api": [
+        _Template("ProcessingInfo", "ProcessingInfo", "Limits, token counts and data parser"),
+        _Template("DummyInputs", "DummyInputs", "Worst-case inputs"),
+        _Template("Processor", "Processor", "Fields and placeholders of the items"),
+    ],
+    "training": [_Template("HFProcessor", "Processor", "Tensors of the texts and items")],
+}
+"""The classes by the room of mmkit that has their bases."""
+
+_PACKAGES = {"vllm_api": f"{_ROOT}.generated", "training": f"{_ROOT}.training.generated"}
+"""The packages of generated modules, by room."""
+
+
+def generate_classes(spec: Declaration, room: str) -> list[type]:
+    """Return the generated classes of a spec, made at the first call.
 
     Args:
         spec: the declaration.
-        room: as for `source`.
+        room: as for `write_source`.
     """
-    held = module_of(spec)
-    home = f"{spec.declaring_module}.{held[1]}" if held else _local_home(spec)
+    variable = find_variable(spec)
+    if variable is None:
+        home = _store_local_spec(spec)
+    else:
+        home = f"{spec.declaring_module}.{variable.name}"
     module: Any = importlib.import_module(f"{_PACKAGES[room]}.{home}")
     if module.SPEC is not spec:  # the variable was assigned again
         linecache.cache.pop(module.__file__, None)
         module = importlib.reload(module)
-    return [getattr(module, class_prefix(spec.name) + suffix) for suffix in _CLASSES[room]]
+    prefix = class_prefix(spec.name)
+    return [getattr(module, prefix + template.suffix) for template in _TEMPLATES[room]]
 
 
-def source(spec: Declaration, home: str, room: str) -> str:
-    """The source of a spec's classes.
+def write_source(spec: Declaration, home: str, room: str) -> str:
+    """Write the source of a spec's classes.
 
     Args:
         spec: the declaration.
@@ -74,26 +109,23 @@ def source(spec: Declaration, home: str, room: str) -> str:
         room: ``vllm_api`` for vLLM, ``training`` for transformers.
     """
     module, _, variable = home.rpartition(".")
-    known = dict(_CLASSES[room])
-    if spec.decoder_prompt is not None and "Processor" in known:
-        known["Processor"] = ("EncDecProcessor", known["Processor"][1])
-    declared = "\n".join("\n    ".join(["Modality:", *m._stated()]) for m in spec.modalities)
-    declared = declared.replace("\\", "\\\\").replace('"""', "'''")
+    templates = [_choose_base(template, spec) for template in _TEMPLATES[room]]
+    bases = ", ".join(sorted(template.base for template in templates))
     text = f'''\
 """Classes of the model spec {spec.name!r}, generated by mmkit.
 
-{declared}
+{_describe_modalities(spec)}
 """
 
-from {_ROOT}.{room} import {", ".join(sorted(base for base, _ in known.values()))}
+from {_ROOT}.{room} import {bases}
 
 from {module} import {variable} as SPEC
 '''
-    for suffix, (base, title) in known.items():
+    for template in templates:
         text += f'''
 
-class {class_prefix(spec.name)}{suffix}({base}):
-    """{title} of {spec.name}."""
+class {class_prefix(spec.name)}{template.suffix}({template.base}):
+    """{template.title} of {spec.name}."""
 
     spec = SPEC
 '''
@@ -101,38 +133,80 @@ class {class_prefix(spec.name)}{suffix}({base}):
 
 
 def class_prefix(name: str) -> str:
-    """``my_robot`` to ``MyRobot``."""
-    return "".join(word[:1].upper() + word[1:] for word in name.split("_"))
+    """Return the beginning of the classes' names: ``MyRobot`` for ``my_robot``."""
+    prefix = ""
+    for word in name.split("_"):
+        prefix += word[:1].upper() + word[1:]
+    return prefix
 
 
-def module_of(spec: Declaration) -> tuple[ModuleType, str] | None:
-    """The module that declares a spec, and the spec's variable there; None if other processes
-    cannot import it."""
+def find_variable(spec: Declaration) -> SpecVariable | None:
+    """Return the variable that holds a spec; None if other processes cannot import it."""
     module = sys.modules.get(spec.declaring_module)
     if module is None or spec.declaring_module == "__main__":
         return None
-    variable = next((name for name, value in vars(module).items() if value is spec), None)
-    return None if variable is None else (module, variable)
+    for name, value in vars(module).items():
+        if value is spec:
+            return SpecVariable(module, name)
+    return None
 
 
-def _local_home(spec: Declaration) -> str:
-    """A variable of this module for a spec that no other module holds. Other processes cannot
-    import the classes of such a spec."""
-    own = globals()
-    name = next((name for name, value in own.items() if value is spec), f"_local_{len(own)}")
-    own[name] = spec
+def _choose_base(template: _Template, spec: Declaration) -> _Template:
+    """Return a template with the base for an encoder-decoder model, where the spec is of one."""
+    if template.suffix == "Processor" and spec.decoder_prompt is not None:
+        return template._replace(base="EncDecProcessor")
+    return template
+
+
+def _describe_modalities(spec: Declaration) -> str:
+    """Return the arguments of each modality, one a line, as text for a docstring."""
+    lines: list[str] = []
+    for modality in spec.modalities:
+        lines.append("Modality:")
+        lines += [f"    {argument}" for argument in modality._stated()]
+    return "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
+
+
+def _store_local_spec(spec: Declaration) -> str:
+    """Hold a spec that no module holds in a variable of this module, and return its dotted path.
+
+    The source of its classes imports it from there. Other processes cannot import these classes.
+    """
+    variables = globals()
+    for name, value in variables.items():
+        if value is spec:
+            return f"{__name__}.{name}"
+    name = f"_local_{len(variables)}"
+    variables[name] = spec
     return f"{__name__}.{name}"
 
 
-class _Importer(MetaPathFinder, ExecutionLoader):
-    """Writes ``mmkit.generated.<module>.<variable>`` where the module holds a spec. The packages
-    above the variable are empty."""
+# -- the import hook -------------------------------------------------------------------------------
+
+
+class _GeneratedName(NamedTuple):
+    """The name of a generated module, or of a package above one.
+
+    Attributes:
+        room: the room that has the bases of the classes.
+        home: what follows the package of the room: the dotted path of a variable.
+    """
+
+    room: str
+    home: str
+
+
+class _GeneratedImporter(MetaPathFinder, ExecutionLoader):
+    """Finds and writes ``mmkit.generated.<module>.<variable>`` where the module holds a spec.
+
+    The packages above the variable are empty.
+    """
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        room, home = _split(fullname)
-        if not room:
+        name = _parse_name(fullname)
+        if name is None:
             return None
-        if _held(home, fullname) is None:
+        if _load_spec(name.home, fullname) is None:
             return ModuleSpec(fullname, None, is_package=True)
         return spec_from_loader(fullname, self)
 
@@ -140,24 +214,35 @@ class _Importer(MetaPathFinder, ExecutionLoader):
         return f"{fullname}.py"
 
     def get_source(self, fullname: str) -> str:
-        room, home = _split(fullname)
-        return source(_held(home, fullname), home, room)
+        name = _parse_name(fullname)
+        assert name is not None
+        spec = _load_spec(name.home, fullname)
+        assert spec is not None
+        return write_source(spec, name.home, name.room)
 
 
-def _split(fullname: str) -> tuple[str, str]:
-    """The room of a generated module, and its home; empty for other modules."""
-    found = (own for own in _PACKAGES.items() if fullname.startswith(f"{own[1]}."))
-    return next(((room, fullname.removeprefix(f"{package}.")) for room, package in found), ("", ""))
+def _parse_name(fullname: str) -> _GeneratedName | None:
+    """Return the parts of the name of a generated module; None for other modules."""
+    for room, package in _PACKAGES.items():
+        if fullname.startswith(f"{package}."):
+            return _GeneratedName(room, fullname.removeprefix(f"{package}."))
+    return None
 
 
-def _held(home: str, fullname: str) -> Any:
-    """The spec that a variable holds, by its dotted path; None where it holds none."""
+def _load_spec(home: str, fullname: str) -> Declaration | None:
+    """Return the spec that a variable holds, by its dotted path; None where it holds none.
+
+    Raises:
+        ModuleNotFoundError: the module of the variable cannot be imported.
+    """
     module, _, variable = home.rpartition(".")
+    if not module:
+        return None
     try:
-        held = getattr(importlib.import_module(module), variable, None) if module else None
+        value = getattr(importlib.import_module(module), variable, None)
     except ImportError as error:
         raise ModuleNotFoundError(f"{fullname}: {error}", name=fullname) from error
-    return held if isinstance(held, Declaration) else None
+    return value if isinstance(value, Declaration) else None
 
 
-sys.meta_path.append(_Importer())
+sys.meta_path.append(_GeneratedImporter())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
-from .generate import Classes, generated
+from .generate import Classes, generate_classes
 from .language.spec import Declaration, find_calling_module
 from .plan.plan import Plan
 from .plugin import announce
@@ -18,19 +18,25 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=type)
 
 
-class Replaced(TypedDict, total=False):
-    """Classes in place of generated ones, each a subclass of that one."""
-
-    info: type
-    dummy_inputs: type
-    processor: type
-
-
 class ModelSpec(Declaration, init=False):
     """The multimodal side of one model: its name in messages and class names, and its modalities.
 
-    Two specs are equal if they declare the same; a spec can be printed and hashed. Attributes and
-    arguments are those of `mmkit.language.spec.Declaration`.
+    Two specs are equal if they declare the same; a spec can be printed and hashed.
+
+    Attributes:
+        name: the model's name in messages and class names.
+        modalities: its modalities.
+        prompt: how mmkit rewrites every prompt, with or without items, before it places items:
+            `ending_with`, or a function of a `Scope` to token ids. None leaves prompts as they are.
+            A prompt may come back expanded, so the function must leave its own result unchanged.
+        decoder_prompt: for an encoder-decoder model, whose items go into the encoder's prompt: the
+            same for the decoder's prompt, or ids that take its place.
+        tokenization_kwargs: how texts are tokenized, unless a request says otherwise:
+            ``{"add_special_tokens": False}``. Before vLLM 0.17 this concerns texts with items only.
+        merges: a character whose runs are tokens, for example a line break. In a prompt with items,
+            each run of it becomes the tokens that the tokenizer makes of it, also where it reaches
+            across the edge of a layout, as in a text that is tokenized as a whole.
+        outputs: the model's outputs other than text.
     """
 
     def bind(
@@ -42,8 +48,9 @@ class ModelSpec(Declaration, init=False):
         kwargs: Mapping[str, Any] | None = None,
         dtype: torch.dtype | None = None,
     ) -> Plan:
-        """Bind the spec to a config and a tokenizer. Requests run through the returned plan;
-        binding needs neither vLLM nor an engine.
+        """Bind the spec to a config and a tokenizer.
+
+        Requests run through the returned plan. Binding needs neither vLLM nor an engine.
 
         Args:
             config: the Hugging Face config of the model.
@@ -63,27 +70,27 @@ class ModelSpec(Declaration, init=False):
 
     @property
     def classes(self) -> Classes:
-        """The generated vLLM classes: `info`, `dummy_inputs`, `processor`. The first use generates
-        them and needs vLLM.
+        """The generated vLLM classes: `info`, `dummy_inputs`, `processor`.
 
-        They are ordinary classes, importable from ``mmkit.generated.<module of the spec>.<its
-        variable>``, and open to subclassing.
+        The first use generates them and needs vLLM. They are ordinary classes, importable from
+        ``mmkit.generated.<module of the spec>.<its variable>``, and open to subclassing.
 
         Raises:
             VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
         """
-        return Classes(*generated(self, "vllm_api"))
+        return Classes(*generate_classes(self, "vllm_api"))
 
     @property
     def hf_processor_class(self) -> type:
-        """The generated processor for transformers, a subclass of `mmkit.training.Processor`. It
-        needs transformers and no vLLM.
+        """The generated processor for transformers, a subclass of `mmkit.training.Processor`.
+
+        It needs transformers and no vLLM.
 
         Use it in ``AutoProcessor.register(Config, SPEC.hf_processor_class)``, or call its
         `from_pretrained` on any checkpoint of the model. It is importable like `classes`, below
         ``mmkit.training.generated``.
         """
-        return generated(self, "training")[0]
+        return generate_classes(self, "training")[0]
 
     def hf_processor(
         self,
@@ -94,8 +101,10 @@ class ModelSpec(Declaration, init=False):
         kwargs: Mapping[str, Any] | None = None,
         dtype: torch.dtype | str | None = None,
     ) -> Processor:
-        """A processor of transformers for this spec. It turns prompts and items into the tensors
-        that a model is trained on, by the code that vLLM's path runs, and needs no vLLM.
+        """Make a processor of transformers for this spec.
+
+        It turns prompts and items into the tensors that a model is trained on, by the code that
+        vLLM's path runs, and needs no vLLM.
 
         Args:
             config: the Hugging Face config of the model.
@@ -109,20 +118,41 @@ class ModelSpec(Declaration, init=False):
             SpecError: as for `bind`.
         """
         processor_class: Any = self.hf_processor_class
-        made: Processor = processor_class(
+        hf_processor: Processor = processor_class(
             config, tokenizer, hf_processor=processor, mm_processor_kwargs=kwargs, dtype=dtype
         )
-        return made
+        return hf_processor
 
     @overload
-    def register(self, model: M, **replaced: Unpack[Replaced]) -> M: ...
+    def register(
+        self,
+        model: M,
+        *,
+        info: type | None = None,
+        dummy_inputs: type | None = None,
+        processor: type | None = None,
+    ) -> M: ...
 
     @overload
-    def register(self, **replaced: Unpack[Replaced]) -> Callable[[M], M]: ...
+    def register(
+        self,
+        *,
+        info: type | None = None,
+        dummy_inputs: type | None = None,
+        processor: type | None = None,
+    ) -> Callable[[M], M]: ...
 
-    def register(self, model: type | None = None, **replaced: Unpack[Replaced]) -> Any:
-        """Register the generated classes, and the model class itself, with vLLM. Use it as a
-        decorator of the model class.
+    def register(
+        self,
+        model: type | None = None,
+        *,
+        info: type | None = None,
+        dummy_inputs: type | None = None,
+        processor: type | None = None,
+    ) -> Any:
+        """Register the generated classes, and the model class itself, with vLLM.
+
+        Use it as a decorator of the model class.
 
         Spawned processes (engine core, workers, the registry's inspection) register the class too:
         `register` adds the calling module to the environment variable MMKIT_MODULES, and mmkit's
@@ -131,8 +161,9 @@ class ModelSpec(Declaration, init=False):
         Args:
             model: the model class, your own or one of vLLM's; its `__name__` is the architecture in
                 the checkpoint's config.
-            replaced: subclasses of the generated classes, registered in their place, as
-                ``processor=``, ``info=`` or ``dummy_inputs=``.
+            info: a subclass of the generated class, registered in its place.
+            dummy_inputs: likewise.
+            processor: likewise.
 
         Returns:
             The model class; without one, a decorator.
@@ -142,16 +173,27 @@ class ModelSpec(Declaration, init=False):
             VllmApiError: the installed vLLM has none of the interfaces that mmkit knows.
         """
         if model is None:
-            return lambda cls: self.register(cls, **replaced)
+
+            def decorate(decorated: type) -> Any:
+                return self.register(
+                    decorated, info=info, dummy_inputs=dummy_inputs, processor=processor
+                )
+
+            return decorate
         from .model.mixin import MultiModalModel
         from .model.registration import check_class, supply_positions
         from .vllm_api.models import register
 
         check_class(self, model)
         supply_positions(self, model)
-        own = self.classes
-        own.processor.sends_rows = issubclass(model, MultiModalModel)  # type: ignore[attr-defined]
-        register(model, **{**own._asdict(), **replaced})
+        generated: Any = self.classes
+        generated.processor.sends_rows = issubclass(model, MultiModalModel)
+        register(
+            model,
+            info=info or generated.info,
+            dummy_inputs=dummy_inputs or generated.dummy_inputs,
+            processor=processor or generated.processor,
+        )
         announce(find_calling_module())
         model.mm_spec = self  # type: ignore[attr-defined]
         return model

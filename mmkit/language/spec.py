@@ -81,22 +81,9 @@ class Output(NamedPart, init=False):
 
 
 class Declaration(NamedPart, init=False):
-    """The declaration of a `ModelSpec`.
+    """What a `mmkit.ModelSpec` declares, apart from what binds, generates and registers it.
 
-    Attributes:
-        name: the model's name in messages and class names.
-        modalities: its modalities.
-        prompt: how mmkit rewrites every prompt, with or without items, before it places items:
-            `ending_with`, or a function of a `Scope` to token ids. None leaves prompts as they are.
-            A prompt may come back expanded, so the function must leave its own result unchanged.
-        decoder_prompt: for an encoder-decoder model, whose items go into the encoder's prompt: the
-            same for the decoder's prompt, or ids that take its place.
-        tokenization_kwargs: how texts are tokenized, unless a request says otherwise:
-            ``{"add_special_tokens": False}``. Before vLLM 0.17 this concerns texts with items only.
-        merges: a character whose runs are tokens, for example a line break. In a prompt with items,
-            each run of it becomes the tokens that the tokenizer makes of it, also where it reaches
-            across the edge of a layout, as in a text that is tokenized as a whole.
-        outputs: the model's outputs other than text.
+    The attributes are told there.
     """
 
     name: str

@@ -36,7 +36,7 @@ import numpy as np
 import torch
 
 from ..errors import MmkitError, SpecError
-from ..generate import module_of
+from ..generate import find_variable
 from ..language.spec import Declaration
 from ..plan.parsing import Taken
 from ..plan.plan import Plan
@@ -80,7 +80,7 @@ def _pickled(recipe: Recipe, where: str) -> bytes:
     Raises:
         SpecError: it could not import the spec, or the config or the processor cannot be pickled.
     """
-    if module_of(recipe["spec"]) is None:
+    if find_variable(recipe["spec"]) is None:
         remedy = "Assign it to a variable at the top of a module that is not the main one."
         raise SpecError(where, "a spec that another process can import", "another one", remedy)
     file = io.BytesIO()
@@ -97,8 +97,8 @@ class _Pickler(cloudpickle.Pickler):
     that vLLM derives from their own."""
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, Declaration) and (home := module_of(value)):
-            return getattr, home
+        if isinstance(value, Declaration) and (home := find_variable(value)):
+            return getattr, tuple(home)
         kinds = type(value).__mro__
         if not hasattr(value, "all_special_tokens") or not _is_local(kinds[0]):
             return super().reducer_override(value)

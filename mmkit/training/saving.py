@@ -24,7 +24,7 @@ from transformers.processing_utils import ProcessorMixin
 from transformers.utils import cached_file
 from typing_extensions import override
 
-from ..generate import module_of, source
+from ..generate import find_variable, write_source
 from ..language.items.base import dtype_name
 from ..language.spec import Declaration
 from ..plan.hf_calls import LazyProcessor
@@ -103,9 +103,9 @@ class SavedProcessor(ProcessorMixin):
         hf_processor = self._find_hf_processor()
         if hf_processor is not None:
             hf_processor.save_pretrained(folder / HF_PROCESSOR)
-        place = module_of(self.spec)
-        if spec_code and place:
-            code = source(self.spec, f".{spec_code[0].stem}.{place[1]}", "training")
+        variable = find_variable(self.spec)
+        if spec_code and variable:
+            code = write_source(self.spec, f".{spec_code[0].stem}.{variable.name}", "training")
             (folder / f"processing_{self.spec.name}.py").write_text(code, encoding="utf-8")
         return super().save_pretrained(save_directory, *options, **more)
 
@@ -190,7 +190,7 @@ def _name_config_code(folder: Path, name: str) -> None:
 
 def _find_spec_code(spec: Declaration) -> list[Path]:
     """Return the files of a spec, as for `_find_code`; none for one that cannot be imported."""
-    if module_of(spec) is None:
+    if find_variable(spec) is None:
         return []
     return _find_code(spec.declaring_module)
 

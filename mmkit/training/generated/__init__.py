@@ -1,6 +1,6 @@
-"""The generated processors for transformers can be imported from here.
+"""The package of the generated processors for transformers.
 
-For example ``from mmkit.training.generated.my_package.spec.ROBOT import RobotHFProcessor``.
+``from mmkit.training.generated.my_package.spec.ROBOT import RobotHFProcessor``
 """
 
 from ... import generate  # noqa: F401  (installs the import hook)
