@@ -163,7 +163,7 @@ def _describe_modalities(spec: Declaration) -> str:
     lines: list[str] = []
     for modality in spec.modalities:
         lines.append("Modality:")
-        lines += [f"    {argument}" for argument in modality._stated()]
+        lines += [f"    {argument}" for argument in modality._write_arguments()]
     return "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
 
 

@@ -114,7 +114,7 @@ def _modality(draw: Any, name: str) -> Modality:
         update=[text, replace(target)] if both else one,
         fields=parts,
         process=lambda values, scope: {data: join([one["body"] if of_parts else one for one in values])},
-        embeds=not any(leaf.root == "item" for leaf in layout.leaves()) and draw(st.booleans()),
+        embeds=not any(leaf.root == "item" for leaf in layout.dependencies()) and draw(st.booleans()),
     )
 
 

@@ -32,7 +32,7 @@ from ..language.expr import STATIC, evaluate
 from ..language.items import shape_text
 from ..language.layout import Fixed
 from ..language.modality import Modality
-from ..language.node import leaves, source
+from ..language.node import dependencies, write_source
 from ..language.spec import Declaration, Output
 from ..model_spec import ModelSpec
 from ..plan.modality import BoundModality
@@ -126,7 +126,7 @@ def _declared(
 
 def _of_modality(modality: Modality, bound: BoundModality | None) -> Iterator[tuple[str, str, str]]:
     """The parts of a modality; those that need not be stated, only where they are."""
-    yield "item", source(modality.item), repr(bound.item) if bound else ""
+    yield "item", write_source(modality.item), repr(bound.item) if bound else ""
     yield "layout", repr(modality.layout), _layout(bound) if bound else ""
     for update in modality.update:
         yield "update", repr(update), ""
@@ -134,11 +134,11 @@ def _of_modality(modality: Modality, bound: BoundModality | None) -> Iterator[tu
         own = bound.fields.get(name) if bound else None
         shape = "" if own is None or own.shape is None else shape_text(own.shape)
         yield f"field {name}", repr(declared), f"{shape} {own.dtype or ''}".strip() if own else ""
-    yield "process", source(modality.process), ""
+    yield "process", write_source(modality.process), ""
     usual = {"limit": None, "embeds": False, "cacheable": True, "positions": None, "when": True}
     for name, default in usual.items():
         if (stated := getattr(modality, name)) is not default:
-            yield name, source(stated), str(bound.limit) if bound and name == "limit" else ""
+            yield name, write_source(stated), str(bound.limit) if bound and name == "limit" else ""
 
 
 def _of_output(output: Output, plan: Plan | None) -> Iterator[tuple[str, str, str]]:
@@ -149,9 +149,9 @@ def _of_output(output: Output, plan: Plan | None) -> Iterator[tuple[str, str, st
         with suppress(MmkitError):  # of what `decode` reads, as weights, the folder may have none
             form = f"{shape_text(bound.shape)} {bound.dtype}"
     yield "layout", repr(output.layout), tokens
-    yield "decode", source(output.decode), form
+    yield "decode", write_source(output.decode), form
     if output.encode is not None:
-        yield "encode", source(output.encode), ""
+        yield "encode", write_source(output.encode), ""
 
 
 def _layout(bound: BoundModality) -> str:
@@ -163,14 +163,14 @@ def _layout(bound: BoundModality) -> str:
 def _read(plan: Plan) -> Iterator[tuple[str, Any]]:
     """What the modalities read of the config and the Hugging Face processor."""
     read = {
-        repr(leaf): (leaf, own.static)
+        repr(dependency): (dependency, own.static)
         for own in plan.modalities.values()
-        for leaf in leaves(own.spec)
-        if leaf.root in STATIC and leaf.keys
+        for dependency in dependencies(own.spec)
+        if dependency.root in STATIC and dependency.keys
     }
-    for name, (leaf, scope) in sorted(read.items()):
+    for name, (dependency, scope) in sorted(read.items()):
         with suppress(MmkitError):  # in the branch of a where() that this config does not take
-            if not callable(value := evaluate(leaf.expr, scope)):
+            if not callable(value := evaluate(dependency.expr, scope)):
                 yield name, value
 
 

@@ -16,11 +16,15 @@ evaluates it when the roots have values:
 
 Every operator records, ``==`` and ``&`` included, so nothing about an expression can be decided
 while a spec is written: a recorded comparison has no truth value and no hash, and raises where
-Python asks for one (`if`, `in`, `and`, a set). `same` compares two expressions. The `repr` of an
-expression is its source.
+Python asks for one (`if`, `in`, `and`, a set). `is_equal_declaration` compares two expressions. The
+`repr` of an expression is its source.
 
 A plain function of one `Scope` may stand wherever an expression may. A function is opaque: mmkit
 compares functions by identity, and never evaluates one ahead of time.
+
+The file in its order: `Expr` and the roots, the functions that make expressions, what an expression
+depends on, the `Scope` in which it is evaluated, and the table of operations with their source and
+their evaluation.
 """
 
 from __future__ import annotations
@@ -32,38 +36,545 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, wraps
-from itertools import chain, repeat
 from string import Formatter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import MmkitError, SpecError
-from .node import Node, fold, leaves, mapped, same, structure
-from .vocabulary import AuthorText, filled
+from .node import Node, build_structure, dependencies, fold, is_equal_declaration, map_values
+from .vocabulary import AuthorText, fill_template
+
+
+class Expr(Node):
+    """A value that is known later: an operation with its operands. Build expressions from the roots
+    `cfg`, `item`, `fields`, `proc`, `kwargs` and `tok`.
+
+    Attributes, items and operators record another expression: ``cfg.vision_config.depth``,
+    ``cfg.sizes[0]``, ``item.width // 14 + 1``, ``(cfg.n == 2) & (item.width > 9)``.
+    """
+
+    # the name of an operation in `_OPERATIONS`
+    _op: str
+    _args: tuple[Any, ...]
+
+    # numpy then leaves `array + expression` to the operators below
+    __array_ufunc__ = None
+
+    def __getattr__(self, name: str) -> Expr:
+        if name.startswith("_"):  # pickle, copy and IPython probe for these
+            raise AttributeError(name)
+        return Expr(".", (self, name))
+
+    def __getitem__(self, key: Any) -> Expr:
+        return Expr("[]", (self, key))
+
+    def get(self, name: str, default: Value) -> Expr:
+        """Return the attribute or entry of that name, or a default where there is none:
+        ``kwargs.get("size", proc.size)``, ``cfg.vision_config.get("merge_size", 2)``."""
+        return _record("get", self, name, default)
+
+    def __add__(self, other: Operand) -> Expr:
+        return _record_pair("+", self, other)
+
+    def __radd__(self, other: Operand) -> Expr:
+        return _record_pair("+", other, self)
+
+    def __sub__(self, other: Operand) -> Expr:
+        return _record_pair("-", self, other)
+
+    def __rsub__(self, other: Operand) -> Expr:
+        return _record_pair("-", other, self)
+
+    def __mul__(self, other: Operand) -> Expr:
+        return _record_pair("*", self, other)
+
+    def __rmul__(self, other: Operand) -> Expr:
+        return _record_pair("*", other, self)
+
+    def __truediv__(self, other: Operand) -> Expr:
+        return _record_pair("/", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Expr:
+        return _record_pair("/", other, self)
+
+    def __floordiv__(self, other: Operand) -> Expr:
+        return _record_pair("//", self, other)
+
+    def __rfloordiv__(self, other: Operand) -> Expr:
+        return _record_pair("//", other, self)
+
+    def __mod__(self, other: Operand) -> Expr:
+        return _record_pair("%", self, other)
+
+    def __rmod__(self, other: Operand) -> Expr:
+        return _record_pair("%", other, self)
+
+    def __pow__(self, other: Operand) -> Expr:
+        return _record_pair("**", self, other)
+
+    def __rpow__(self, other: Operand) -> Expr:
+        return _record_pair("**", other, self)
+
+    def __and__(self, other: Operand) -> Expr:
+        return _record_pair("&", self, other)
+
+    def __rand__(self, other: Operand) -> Expr:
+        return _record_pair("&", other, self)
+
+    def __or__(self, other: Operand) -> Expr:
+        return _record_pair("|", self, other)
+
+    def __ror__(self, other: Operand) -> Expr:
+        return _record_pair("|", other, self)
+
+    def __lt__(self, other: Operand) -> Expr:
+        return _record_pair("<", self, other)
+
+    def __le__(self, other: Operand) -> Expr:
+        return _record_pair("<=", self, other)
+
+    def __gt__(self, other: Operand) -> Expr:
+        return _record_pair(">", self, other)
+
+    def __ge__(self, other: Operand) -> Expr:
+        return _record_pair(">=", self, other)
+
+    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
+        return _record_comparison("==", self, other)
+
+    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
+        return _record_comparison("!=", self, other)
+
+    def __neg__(self) -> Expr:
+        return Expr("neg", (self,))
+
+    def __invert__(self) -> Expr:
+        return Expr("~", (self,))
+
+    def __abs__(self) -> Expr:
+        return Expr("abs", (self,))
+
+    def __floor__(self) -> Expr:
+        return Expr("floor", (self,))
+
+    def __ceil__(self) -> Expr:
+        return Expr("ceil", (self,))
+
+    def __round__(self, *digits: Any) -> Expr:
+        return Expr("round", (self, *digits))
+
+    # Python asks these for an answer at once, which would be wrong. Type checkers do not see them,
+    # and refuse `len(expr)` and the like.
+    if not TYPE_CHECKING:
+
+        def __bool__(self):
+            raise _is_known_later(
+                self, "has no truth value; use where(), minimum(), maximum(), & | ~"
+            )
+
+        def __hash__(self):
+            raise _is_known_later(
+                self, "cannot be looked up in a set or a dict; use later(table.get)(...)"
+            )
+
+        def __iter__(self):
+            raise _is_known_later(self, "cannot be iterated; use each() in a layout")
+
+        def __contains__(self, value):
+            raise _is_known_later(self, "cannot be searched; use later(function)(...)")
+
+        def __len__(self):
+            raise _is_known_later(self, "has no length; use later(len)(...)")
+
+        def __call__(self, *args, **kwargs):
+            raise _is_known_later(self, "cannot be called; use later(function)(...)")
+
+        def __format__(self, form):
+            raise _is_known_later(
+                self, 'has no text; use tok["...{}", value], tok.text("...{}", value)'
+            )
+
+        def __int__(self):
+            raise _is_known_later(
+                self, "is no number; use math.floor(), ceil_div(), //, later(int)(...)"
+            )
+
+        __float__ = __index__ = __int__
+
+    def __getstate__(self) -> dict[str, Any]:
+        # without what is cached: the compiled form is a function that no pickle holds
+        return {"_op": self._op, "_args": self._args}
+
+    def __repr__(self) -> str:
+        return _OPERATIONS[self._op].write_source(self)
+
+    @cached_property
+    def _compiled(self) -> Compiled:
+        return _OPERATIONS[self._op].compile(self)
+
+    @cached_property
+    def _dependencies(self) -> frozenset[Dependency]:
+        if self._op == "get":
+            holder, name, default = self._args
+            chain = _find_chain(Expr(".", (holder, name)))
+            if chain is not None:
+                return dependencies(default) | {replace(chain, expr=self)}
+        chain = _find_chain(self)
+        if chain is not None:
+            return frozenset({chain})
+        return dependencies(self._args)
+
+    def _evaluate(self, scope: Scope) -> Any:
+        return self._compiled(scope)
+
+    def _fold(self, scope: Scope) -> Any:
+        # by identity: to compare expressions would take longer than to fold them. The entry holds
+        # the expression, so that no other one gets its id; in a copy of a scope, the ids are others
+        folded = scope.folded.get(id(self))
+        if folded is None or folded[0] is not self:
+            folded = (self, self._fold_uncached(scope))
+            scope.folded[id(self)] = folded
+        _, result = folded
+        return result
+
+    def _fold_uncached(self, scope: Scope) -> Any:
+        if all(dependency.root in STATIC for dependency in self._dependencies):
+            return self._compiled(scope)
+        if self._op == "where":
+            condition, then, other = self._args
+            holds = fold(condition, scope)
+            if isinstance(holds, bool):
+                # only the branch that this config chooses: the other one may fail
+                return fold(then if holds else other, scope)
+        operands = fold(self._args, scope)
+        if operands is self._args:
+            return self
+        return Expr(self._op, operands)
+
+
+class Tokenizer:
+    """The root `tok`: the ids of tokens and texts in the model's tokenizer, which are known once a
+    spec is bound.
+
+    ``tok["<image>"]`` is the id of one token, ``tok.text("some text")`` the ids of a text, and
+    ``tok.has("<image>")`` whether the vocabulary has a token. Each takes a template for what
+    depends on the item: ``tok["<|image_{}|>", item.index + 1]``.
+    """
+
+    def __getitem__(self, text: str | Expr | tuple[Any, ...]) -> Expr:
+        """The id of one token of the vocabulary."""
+        if isinstance(text, tuple):
+            return _record("tok[]", *text)
+        return _record("tok[]", text)
+
+    def text(self, text: str | Expr, *values: Value) -> Expr:
+        """Return the ids of a text, without the special tokens with which the tokenizer surrounds
+        texts.
+
+        Special tokens that the text spells become these tokens. A value that is a string is encoded
+        as plain text, so that no caller writes a special token, unless the config or the processor
+        states it.
+        """
+        return _record("tok.text", text, *values)
+
+    def has(self, text: str | Expr, *values: Value) -> Expr:
+        """Return whether the vocabulary has a token."""
+        return _record("tok.has", text, *values)
+
+    if not TYPE_CHECKING:
+
+        def __contains__(self, text):
+            raise TypeError(f"{text!r} in tok is only known later; use tok.has({text!r})")
+
+        def __call__(self, *text):
+            texts = ", ".join(repr(part) for part in text)
+            raise TypeError(f'tok is not called; write tok["<token>"] or tok.text({texts})')
+
+    def __repr__(self) -> str:
+        return "tok"
+
+
+def _make_root(name: str, doc: str) -> Expr:
+    root = Expr("root", (name,))
+    root._set(__doc__=doc)  # what help(mmkit.cfg) shows
+    return root
+
+
+cfg = _make_root(
+    "cfg",
+    """The Hugging Face config of the model, with its nested configs.
+
+    An attribute is one of the config: ``cfg.image_token_id``, ``cfg.vision_config.patch_size``.
+    ``cfg.get("merge_size", 2)`` has a default. Known once a spec is bound.
+    """,
+)
+
+item = _make_root(
+    "item",
+    """Facts of one raw item, before it is processed.
+
+    ``item.index`` is its position among the items of its modality in the request, and
+    ``item.count`` the number of these. By item type there are ``item.shape`` and ``item.length``
+    of a Tensor, ``item.length`` of Audio and of Text, ``item.width`` and ``item.height`` of an
+    Image, and these, ``item.frames`` and ``item.metadata`` of a Video. A Record has the facts of
+    each part by its name: ``item.genes.length``. For an item that comes as embeddings, the root has
+    ``item.rows``, their number. Layouts, updates and fields read it.
+    """,
+)
+
+fields = _make_root(
+    "fields",
+    """The processed fields of one item, by name.
+
+    ``fields.grid[0] * fields.grid[1]`` reads what the processor, or the function of the spec,
+    returned for that item in the field `grid`. Layouts, updates and derived fields read it.
+    """,
+)
+
+proc = _make_root(
+    "proc",
+    """The model's Hugging Face processor: its attributes, and those of its parts.
+
+    ``proc.image_processor.size`` reads one. It has no value for a model without a processor. Known
+    once a spec is bound.
+    """,
+)
+
+kwargs = _make_root(
+    "kwargs",
+    """The request's `mm_processor_kwargs`, merged with those of the engine.
+
+    ``kwargs.crops`` reads one, ``kwargs.get("size", proc.size)`` has a default for requests
+    without it.
+    """,
+)
+
+tok = Tokenizer()
+
+
+Operand: TypeAlias = "Expr | int | float"
+"""What stands on either side of an operator."""
+
+Value: TypeAlias = (
+    "Expr | int | float | str | tuple[Any, ...] | list[Any] | Callable[[Scope], Any] | None"
+)
+"""A constant, an `Expr`, or a function of one `Scope`."""
+
+Count: TypeAlias = "Expr | int | Callable[[Scope], Any]"
+"""A whole number >= 0, now or later."""
+
+Condition: TypeAlias = "Expr | bool | Callable[[Scope], Any]"
+"""A truth value, now or later."""
+
+Compiled: TypeAlias = "Callable[[Scope], Any]"
+"""An expression as a function of a `Scope`."""
+
+
+# -- functions that make expressions ---------------------------------------------------------------
+
+
+def ceil_div(a: Value, b: Value) -> Expr:
+    """Return `a / b`, rounded up to an integer: ``-(-a // b)``."""
+    return _record("ceil_div", a, b)
+
+
+def minimum(*args: Value) -> Expr:
+    """Return the smallest of the arguments."""
+    return _record("minimum", *args)
+
+
+def maximum(*args: Value) -> Expr:
+    """Return the largest of the arguments."""
+    return _record("maximum", *args)
+
+
+def later(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function for arguments that are known later: ``later(best_grid)(item.width,
+    item.height)[0]``; also a decorator.
+
+    A call with an expression among its arguments is recorded; any other call is made. Unlike the
+    result of a plain function of a `Scope`, the result depends on the arguments only, so mmkit
+    caches layouts that use it per geometry, and results for plain numbers and strings. The function
+    must return the same for the same arguments.
+    """
+
+    def call(*args: Any) -> Any:
+        for arg in args:
+            if isinstance(arg, Expr):
+                return Expr("later", (function, *args))
+        return function(*args)
+
+    if not hasattr(function, "__name__"):
+        return call
+    return wraps(function)(call)
+
+
+def where(test: Condition, then: Value | Node, other: Value | Node) -> Expr:
+    """Return `then` if `test` holds, else `other`; only the chosen value is evaluated."""
+    return _record("where", _record("truth", test), then, other)
+
+
+def as_expression(value: Any) -> Any:
+    """Return an expression for a plain function of a `Scope`, and any other value as it is."""
+    is_function = callable(value) and not isinstance(value, (Expr, type))
+    if is_function:
+        return Expr("function", (value,))
+    return value
+
+
+def as_expressions(value: Any) -> Any:
+    """Return a container with an expression in place of each plain function of a `Scope`."""
+    return map_values(as_expression, value)
+
+
+def as_expression_tuple(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Return a tuple of values, with an expression in place of each plain function."""
+    return tuple([as_expression(value) for value in values])
+
+
+def _record(op: str, *operands: Any) -> Expr:
+    """Return an expression with this operation; operands may be plain functions of a `Scope`."""
+    return Expr(op, as_expression_tuple(operands))
+
+
+def _record_pair(op: str, left: Any, right: Any) -> Expr:
+    """Return an expression with an operator; NotImplemented if an operand is no number, so that
+    Python asks the other operand, for example a layout."""
+    if not isinstance(left, (Expr, int, float)) or not isinstance(right, (Expr, int, float)):
+        return NotImplemented  # type: ignore[no-any-return]
+    if op in ("*", "+"):
+        _refuse_token_arithmetic(op, left, right)
+    return Expr(op, (left, right))
+
+
+def _record_comparison(op: str, left: Expr, right: object) -> Expr:
+    if not isinstance(right, (Expr, int, float, str, bytes, tuple, list, type(None))):
+        problem = f"a {type(right).__name__} is no value to compare with"
+        raise TypeError(f"{left!r} {op} {right!r}: {problem}")
+    return Expr(op, (left, right))
+
+
+def _is_known_later(expr: Expr, problem: str) -> TypeError:
+    return TypeError(f"{expr!r} is only known later and {problem}, or a function of a Scope")
+
+
+def _refuse_token_arithmetic(op: str, left: Any, right: Any) -> None:
+    """Refuse arithmetic on tokens that was meant for a layout.
+
+    Adding a number to the id of a token is allowed and gives the next id.
+
+    Raises:
+        SpecError: a token is multiplied, or tokens or texts are added.
+    """
+    operands = (left, right)
+    num_tokens = sum(is_operation(operand, "tok[]") for operand in operands)
+    num_texts = sum(is_operation(operand, "tok.text") for operand in operands)
+    if num_tokens + num_texts == 0 or _has_layout(left) or _has_layout(right):
+        return
+    if op == "*" and num_tokens:
+        token, count = operands if is_operation(left, "tok[]") else (right, left)
+        remedy = f"Write literal({token!r}) * {count!r} to repeat the token."
+        raise SpecError(f"{left!r} * {right!r}", "a layout to repeat", "the id of a token", remedy)
+    are_expressions = isinstance(left, Expr) and isinstance(right, Expr)
+    if op == "+" and (num_texts == 1 or (num_tokens and are_expressions)):
+        remedy = f"Write literal({left!r}, {right!r}) for one after the other."
+        raise SpecError(f"{left!r} + {right!r}", "layouts", "ids, which are not added", remedy)
+
+
+def _has_layout(value: Any) -> bool:
+    """Return whether a value is a layout, or an expression with one, as a choice of layouts is."""
+    if isinstance(value, Expr) and value._args:
+        return any(_has_layout(operand) for operand in value._args)
+    return isinstance(value, Node)
+
+
+def is_operation(value: Any, *ops: str) -> bool:
+    """Return whether a value is an expression with one of these operations."""
+    return isinstance(value, Expr) and value._op in ops
+
+
+# -- what an expression depends on -----------------------------------------------------------------
 
 STATIC = frozenset({"cfg", "proc", "kwargs"})
 """Roots that are known once a spec is bound; the others vary per item."""
 
+LOOP = "loop"
+"""The root of a `Dependency` on the variable of an `each`."""
 
-class Fields(dict[str, Any]):
-    """The processed fields of one item: ``fields.grid`` is ``fields["grid"]``."""
-
-    __slots__ = ()
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self:
-            return self[name]
-        raise AttributeError(f"the processed fields lack {name!r}; they have {sorted(self)}")
-
-
-class _Folded:
-    """What was folded in a scope, by the identity of the expression: expressions share parts. It is
-    no field of the dataclass, and is not made before it is needed: scopes of items have none."""
-
-    __slots__ = ("folded",)
+FUNCTION = "function"
+"""The root of a `Dependency` on what a plain function reads, which may be anything."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scope(_Folded):
+class Dependency:
+    """What an expression reads: a chain of attributes and constant indices, for example
+    ``fields.grid.shape[0]``, or a plain function.
+
+    Attributes:
+        root: the start of the chain: the name of a root, `LOOP` or `FUNCTION`.
+        keys: the attributes and indices, in order; after `LOOP` the `LoopVariable` comes first, and
+            after `FUNCTION` there is the function only.
+        expr: the expression.
+    """
+
+    root: str
+    keys: tuple[Any, ...]
+    expr: Expr = field(compare=False)
+
+    def __repr__(self) -> str:
+        return repr(self.expr)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopVariable:
+    """The current element of an `each`, in the layout of that element.
+
+    Attributes:
+        depth: the number of `each` around that `each`.
+    """
+
+    depth: int
+
+    def __repr__(self) -> str:
+        if self.depth < len(_LOOP_NAMES):
+            return _LOOP_NAMES[self.depth]
+        return f"x{self.depth}"
+
+
+_LOOP_NAMES = "xyzuvw"
+
+INDEX = Dependency("item", ("index",), item.index)
+"""The position of an item among those of its modality in the request."""
+
+COUNT = Dependency("item", ("count",), item.count)
+"""The number of these."""
+
+
+def _find_chain(value: Expr) -> Dependency | None:
+    """Return what an expression reads if it is one chain or one plain function; None for any other
+    operation."""
+    if is_operation(value, "function"):
+        return Dependency(FUNCTION, value._args, value)
+    start = value
+    keys: list[Any] = []
+    while is_operation(start, ".", "[]"):
+        start, key = start._args
+        if isinstance(key, Expr):
+            return None
+        keys.append(build_structure(key))
+    keys.reverse()
+    if is_operation(start, "root"):
+        (name,) = start._args
+        return Dependency(name, tuple(keys), value)
+    if is_operation(start, "loop"):
+        return Dependency(LOOP, start._args + tuple(keys), value)
+    return None
+
+
+# -- evaluation ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
     """The values of the roots: the argument of a plain function in place of an expression.
 
     Attributes:
@@ -77,6 +588,8 @@ class Scope(_Folded):
         counts: number of items of the request by modality, for functions that rewrite prompts.
         kwargs: the request's `mm_processor_kwargs`, merged with those of the engine.
         loop: values of the loop variables of enclosing `each` layouts, outermost first.
+        folded: expressions that were folded in this scope, with their results, by the identity of
+            the expression: the parts of a spec share expressions.
     """
 
     cfg: Any = None
@@ -88,469 +601,258 @@ class Scope(_Folded):
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     loop: tuple[Any, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
-
-    def of(self, item: Any, fields: Mapping[str, Any] | None) -> Scope:
-        """This scope for one item."""
-        rest = self.prompt, self.kwargs, self.loop, self.counts
-        return Scope(self.cfg, self.proc, self.tok, item, fields, *rest)
-
-    def looped(self, depth: int, value: Any) -> Scope:
-        """This scope inside an `each` at that depth, whose current element is `value`."""
-        # an `each` that was bound alone sees no outer elements
-        outer = (*self.loop, *[None] * depth)[:depth]
-        return replace(self, loop=(*outer, value))
-
-
-_MISSING: Any = object()
-
-_FAULTS = ArithmeticError, TypeError, ValueError, LookupError, RuntimeError
-
-Compiled: TypeAlias = "Callable[[Scope], Any]"
-"""An expression as a function of a `Scope`."""
-
-Operator: TypeAlias = "Callable[[Expr, Expr | int | float], Expr]"
-
-
-def _recorded(op: str, *, reflected: bool = False) -> Operator:
-    """A method of `Expr` that records an operator."""
-
-    def method(self: Expr, other: Any) -> Any:
-        if not isinstance(other, (Expr, int, float)):
-            return NotImplemented
-        operands = (other, self) if reflected else (self, other)
-        if op in "*+":
-            _check_ids(op, *operands)
-        return Expr(op, operands)
-
-    return method
-
-
-def _both(op: str) -> tuple[Operator, Operator]:
-    """The same for either side of the operator."""
-    return _recorded(op), _recorded(op, reflected=True)
-
-
-def _compared(op: str) -> Any:
-    """A method of `Expr` that records whether values are equal."""
-
-    def method(self: Expr, other: object) -> Expr:
-        if isinstance(other, _COMPARED):
-            return Expr(op, (self, other))
-        problem = f"a {type(other).__name__} is no value to compare with"
-        raise TypeError(f"{self!r} {op} {other!r}: {problem}")
-
-    return method
-
-
-def _alone(op: str) -> Callable[..., Expr]:
-    """A method of `Expr` that records an operator without another operand."""
-    return lambda self, *more: Expr(op, (self, *more))
-
-
-def _refused(problem: str) -> Any:
-    """A method of `Expr` that would have to answer now."""
-
-    def method(self: Expr, *_: Any, **__: Any) -> None:
-        raise TypeError(f"{self!r} is only known later and {problem}, or a function of a Scope")
-
-    return method
-
-
-def _check_ids(op: str, left: Any, right: Any) -> None:
-    """Refuse arithmetic on tokens that was meant for a layout. Adding a number is allowed and gives
-    the next id."""
-    kinds = [operand._op for operand in (left, right) if is_op(operand, "tok[]", "tok.text")]
-    if not kinds or _has_layout(left) or _has_layout(right):
-        return
-    if op == "*" and "tok[]" in kinds:
-        token, count = (left, right) if is_op(left, "tok[]") else (right, left)
-        remedy = f"Write literal({token!r}) * {count!r} to repeat the token."
-        raise SpecError(f"{left!r} * {right!r}", "a layout to repeat", "the id of a token", remedy)
-    both = isinstance(left, Expr) and isinstance(right, Expr)
-    if op == "+" and (kinds.count("tok.text") == 1 or ("tok[]" in kinds and both)):
-        remedy = f"Write literal({left!r}, {right!r}) for one after the other."
-        raise SpecError(f"{left!r} + {right!r}", "layouts", "ids, which are not added", remedy)
-
-
-def _has_layout(value: Any) -> bool:
-    """Whether a value is a layout, or an expression with one, as a choice of layouts is."""
-    within = value._args if isinstance(value, Expr) else ()
-    return isinstance(value, Node) and (not within or any(map(_has_layout, within)))
-
-
-class Expr(Node):
-    """An operation of the table at the end of this module with its operands. Build expressions from
-    the roots; see the module's docstring."""
-
-    _op: str
-    _args: tuple[Any, ...]
-
-    __array_ufunc__ = None  # numpy then uses the operators below
-
-    def __getattr__(self, name: str) -> Expr:
-        if name.startswith("_"):  # pickle, copy and IPython probe for these
-            raise AttributeError(name)
-        return Expr(".", (self, name))
-
-    def __getitem__(self, key: Any) -> Expr:
-        return Expr("[]", (self, key))
-
-    def get(self, name: str, default: Value) -> Expr:
-        """The attribute or entry of that name, or a default where there is none:
-        ``kwargs.get("size", proc.size)``, ``cfg.vision_config.get("merge_size", 2)``."""
-        return _of("get", self, name, default)
-
-    __add__, __radd__ = _both("+")
-    __sub__, __rsub__ = _both("-")
-    __mul__, __rmul__ = _both("*")
-    __truediv__, __rtruediv__ = _both("/")
-    __floordiv__, __rfloordiv__ = _both("//")
-    __mod__, __rmod__ = _both("%")
-    __pow__, __rpow__ = _both("**")
-    __and__, __rand__ = _both("&")
-    __or__, __ror__ = _both("|")
-    __lt__, __le__, __gt__, __ge__ = map(_recorded, ("<", "<=", ">", ">="))
-    __eq__, __ne__ = map(_compared, ("==", "!="))
-    __neg__, __invert__, __abs__ = map(_alone, ("neg", "~", "abs"))
-    __floor__, __ceil__, __round__ = map(_alone, ("floor", "ceil", "round"))
-
-    if not TYPE_CHECKING:  # an answer now would be wrong
-        __bool__ = _refused("has no truth value; use where(), minimum(), maximum(), & | ~")
-        __hash__ = _refused("cannot be looked up in a set or a dict; use later(table.get)(...)")
-        __iter__ = _refused("cannot be iterated; use each() in a layout")
-        __contains__ = _refused("cannot be searched; use later(function)(...)")
-        __len__ = _refused("has no length; use later(len)(...)")
-        __call__ = _refused("cannot be called; use later(function)(...)")
-        __format__ = _refused('has no text; use tok["...{}", value], tok.text("...{}", value)')
-        __int__ = _refused("is no number; use math.floor(), ceil_div(), //, later(int)(...)")
-        __float__ = __index__ = __int__
-
-    def __getstate__(self) -> dict[str, Any]:
-        # without what is cached: the compiled form is a function that no pickle holds
-        return {"_op": self._op, "_args": self._args}
-
-    def __repr__(self) -> str:
-        return _OPS[self._op].source(self)
-
-    @cached_property
-    def _compiled(self) -> Compiled:
-        return _OPS[self._op].compile(self)
-
-    @cached_property
-    def _leaves(self) -> frozenset[Leaf]:
-        if self._op == "get" and (leaf := _leaf(Expr(".", self._args[:2]))):
-            return leaves(self._args[2]) | {replace(leaf, expr=self)}
-        leaf = _leaf(self)
-        return frozenset({leaf}) if leaf else leaves(self._args)
-
-    def _evaluated(self, scope: Scope) -> Any:
-        return self._compiled(scope)
-
-    def _folded(self, scope: Scope) -> Any:
-        if (known := getattr(scope, "folded", None)) is None:
-            object.__setattr__(scope, "folded", known := {})
-        if id(self) not in known:
-            known[id(self)] = self, self._fold(scope)
-        return known[id(self)][1]
-
-    def _fold(self, scope: Scope) -> Any:
-        if all(leaf.root in STATIC for leaf in self._leaves):
-            return self._compiled(scope)
-        if self._op == "where" and isinstance(test := fold(self._args[0], scope), bool):
-            # the branch that this config does not choose may fail
-            return fold(self._args[1 if test else 2], scope)
-        known = fold(self._args, scope)
-        return self if known is self._args else Expr(self._op, known)
-
-
-_COMPARED = (Expr, int, float, str, bytes, tuple, list, type(None))
-
-Value: TypeAlias = (
-    "Expr | int | float | str | tuple[Any, ...] | list[Any] | Callable[[Scope], Any] | None"
-)
-"""A constant, an `Expr`, or a function of one `Scope`."""
-
-Count: TypeAlias = "Expr | int | Callable[[Scope], Any]"
-"""A whole number >= 0, now or later."""
-
-Condition: TypeAlias = "Expr | bool | Callable[[Scope], Any]"
-"""A truth value, now or later."""
-
-
-class Tokenizer:
-    """The root `tok`. A text may be a template for what depends on the item:
-    ``tok["<|image_{}|>", item.index + 1]``."""
-
-    def __getitem__(self, text: str | Expr | tuple[Any, ...]) -> Expr:
-        """The id of one token of the vocabulary."""
-        return _of("tok[]", *text if isinstance(text, tuple) else (text,))
-
-    def text(self, text: str | Expr, *values: Value) -> Expr:
-        """The ids of a text, without the special tokens with which the tokenizer surrounds texts.
-
-        Special tokens that the text spells become these tokens. A value that is a string is encoded
-        as plain text, so that no caller writes a special token, unless the config or the processor
-        states it.
-        """
-        return _of("tok.text", text, *values)
-
-    def has(self, text: str | Expr, *values: Value) -> Expr:
-        """Whether the vocabulary has a token."""
-        return _of("tok.has", text, *values)
-
-    if not TYPE_CHECKING:
-
-        def __contains__(self, text):
-            raise TypeError(f"{text!r} in tok is only known later; use tok.has({text!r})")
-
-        def __call__(self, *text):
-            texts = ", ".join(map(repr, text))
-            raise TypeError(f'tok is not called; write tok["<token>"] or tok.text({texts})')
-
-    def __repr__(self) -> str:
-        return "tok"
-
-
-cfg = Expr("root", ("cfg",))
-item = Expr("root", ("item",))
-fields = Expr("root", ("fields",))
-proc = Expr("root", ("proc",))
-kwargs = Expr("root", ("kwargs",))
-tok = Tokenizer()
-
-
-def ceil_div(a: Value, b: Value) -> Expr:
-    """`a / b`, rounded up to an integer: ``-(-a // b)``."""
-    return _of("ceil_div", a, b)
-
-
-def minimum(*args: Value) -> Expr:
-    """The smallest of the arguments."""
-    return _of("minimum", *args)
-
-
-def maximum(*args: Value) -> Expr:
-    """The largest of the arguments."""
-    return _of("maximum", *args)
-
-
-def later(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function for arguments that are known later: ``later(best_grid)(item.width,
-    item.height)[0]``; also a decorator.
-
-    A call with an expression among its arguments is recorded; any other call is made. Unlike the
-    result of a plain function of a `Scope`, the result depends on the arguments alone, so mmkit
-    caches layouts that use it per geometry, and results for plain numbers and strings. The function
-    must return the same for the same arguments.
-    """
-
-    def call(*args: Any) -> Any:
-        is_later = any(isinstance(arg, Expr) for arg in args)
-        return Expr("later", (function, *args)) if is_later else function(*args)
-
-    return wraps(function)(call) if hasattr(function, "__name__") else call
-
-
-def where(test: Condition, then: Value | Node, other: Value | Node) -> Expr:
-    """`then` if `test` holds, else `other`; only the chosen value is evaluated."""
-    return _of("where", _of("truth", test), then, other)
-
-
-def expression(value: Any) -> Any:
-    """An expression for a plain function of a `Scope`; any other value as it is."""
-    opaque = callable(value) and not isinstance(value, (Expr, type))
-    return Expr("function", (value,)) if opaque else value
-
-
-def expressions(value: Any) -> Any:
-    """The same for every value in a container."""
-    return mapped(expression, value)
-
-
-def several(values: Iterable[Any]) -> tuple[Any, ...]:
-    """The same for each value."""
-    return tuple(map(expression, values))
-
-
-def _of(op: str, *args: Any) -> Expr:
-    return Expr(op, several(args))
-
-
-def is_op(value: Any, *ops: str) -> bool:
-    """Whether a value is an expression with one of these operations."""
-    return isinstance(value, Expr) and value._op in ops
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """A chain of attributes and constant indices, for example ``fields.grid.shape[0]``, or a plain
-    function.
-
-    Attributes:
-        root: the start of the chain: the name of a root, ``loop 0`` for a loop variable by its
-            depth, or ``function``.
-        keys: the attributes and indices, in order; for a function, the function.
-        expr: the expression.
-    """
-
-    root: str
-    keys: tuple[Any, ...]
-    expr: Expr = field(compare=False)
-
-    def __repr__(self) -> str:
-        return repr(self.expr)
-
-
-INDEX = Leaf("item", ("index",), item.index)
-COUNT = Leaf("item", ("count",), item.count)
-"""The facts of an item that depend on the other items of its request."""
-
-
-def _leaf(value: Expr) -> Leaf | None:
-    """An expression that is a single leaf."""
-    start, keys = value, list[Any]()
-    while is_op(start, ".", "[]"):
-        start, key = start._args
-        keys.insert(0, structure(key))
-        if isinstance(key, Expr):
-            return None
-    if is_op(start, "root"):
-        return Leaf(start._args[0], tuple(keys), value)
-    if is_op(start, "loop"):
-        return Leaf(f"loop {start._args[1]}", tuple(keys), value)
-    return Leaf("function", value._args, value) if value._op == "function" else None
+    folded: dict[int, tuple[Expr, Any]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def for_item(self, item: Any, fields: Mapping[str, Any] | None) -> Scope:
+        """Return this scope for one item."""
+        # faster than dataclasses.replace, once per item
+        return Scope(
+            self.cfg,
+            self.proc,
+            self.tok,
+            item,
+            fields,
+            self.prompt,
+            self.kwargs,
+            self.loop,
+            self.counts,
+        )
+
+    def in_loop(self, depth: int, value: Any) -> Scope:
+        """Return this scope inside an `each` at that depth, whose current element is `value`."""
+        outer = self.loop[:depth]
+        # an `each` that was bound without the outer ones sees none of their elements
+        missing = (None,) * (depth - len(outer))
+        return replace(self, loop=(*outer, *missing, value))
+
+
+class Fields(dict[str, Any]):
+    """The processed fields of one item: ``fields.grid`` is ``fields["grid"]``."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"the processed fields lack {name!r}; they have {sorted(self)}")
 
 
 def evaluate(value: Any, scope: Scope) -> Any:
-    """The value of an expression in a scope; a constant is its own value.
+    """Return the value of an expression in a scope; a constant is its own value.
 
     Raises:
         SpecError: an attribute, key or root that the scope lacks. The message names the expression.
     """
-    return value._compiled(scope) if isinstance(value, Expr) else value
+    if isinstance(value, Expr):
+        return value._compiled(scope)
+    return value
 
 
-def truth(value: Value, scope: Scope) -> bool:
-    """Whether a condition holds.
+def holds(value: Value, scope: Scope) -> bool:
+    """Return whether a condition holds.
 
     Raises:
         SpecError: as for `evaluate`, or a value without a truth value, for example a tensor of
             several elements.
     """
-    return bool(evaluate(_of("truth", value), scope))
+    return bool(evaluate(_record("truth", value), scope))
 
 
-def plain(value: Any) -> Any:
-    """A Python number or tuple for a tensor or array; any other value as it is."""
+def to_python(value: Any) -> Any:
+    """Return a Python number or tuple for a tensor or array, and any other value as it is."""
     if hasattr(type(value), "tolist"):
         value = value.tolist()
-    return tuple(map(plain, value)) if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return tuple([to_python(element) for element in value])
+    return value
 
 
-# -- the operations --------------------------------------------------------------------------------
+# -- operations: source ----------------------------------------------------------------------------
 
-_NAME, _ANY, _COMPARISON, _UNARY, _ATOM = -1, 0, 1, 7, 9
-"""How tightly operations bind, as in Python. An operand that is a name is no value."""
+# How tightly operations bind, as in Python.
+_NAME = -1
+"""The level of an operand that is a name, and no value."""
+_ANY = 0
+_COMPARISON = 1
+_UNARY = 7
+_ATOM = 9
 
 
-class Op(NamedTuple):
+@dataclass(frozen=True)
+class Operation:
     """An operation.
 
     Attributes:
-        compile: a function that makes the compiled form of an expression with this operation.
-        form: its source: braces for each operand, and ``{rest}`` for those that follow.
-        operands: how tightly each operand has to bind; the last level counts for the rest, too.
+        compile: a function that compiles an expression with this operation.
+        form: its source: braces for each operand, and ``{rest}`` for those that follow, separated
+            by commas.
+        operand_levels: how tightly each operand has to bind; the last level also counts for those
+            that follow.
         level: how tightly the whole binds.
     """
 
     compile: Callable[[Expr], Compiled]
     form: str
-    operands: tuple[int, ...] = (_ANY,)
+    operand_levels: tuple[int, ...] = (_ANY,)
     level: int = _ATOM
 
-    def source(self, expr: Expr) -> str:
-        """The source of an expression with this operation."""
-        levels = chain(self.operands, repeat(self.operands[-1]))
-        sources = [written(arg, level) for arg, level in zip(expr._args, levels, strict=False)]
-        return self.form.format(*sources, rest=", ".join(sources[self.form.count("{}") :]))
+    def write_source(self, expr: Expr) -> str:
+        """Write the source of an expression with this operation."""
+        sources: list[str] = []
+        for position, operand in enumerate(expr._args):
+            last = len(self.operand_levels) - 1
+            level = self.operand_levels[min(position, last)]
+            sources.append(write_operand(operand, level))
+        num_braces = self.form.count("{}")
+        return self.form.format(*sources, rest=", ".join(sources[num_braces:]))
 
 
-def written(value: Any, level: int = _ATOM) -> str:
-    """The source of an operand, in parentheses if it binds less tightly than `level`."""
+def write_operand(value: Any, level: int = _ATOM) -> str:
+    """Write the source of an operand, in parentheses if it binds less tightly than `level`."""
     if level == _NAME:
-        return value if isinstance(value, str) else getattr(value, "__qualname__", repr(value))
+        return _write_name(value)
     if isinstance(value, slice):
-        ends = [value.start, value.stop, *([] if value.step is None else [value.step])]
-        return ":".join("" if end is None else repr(end) for end in ends)
-    negative = isinstance(value, (int, float)) and value < 0
-    own = _OPS[value._op].level if isinstance(value, Expr) else _UNARY if negative else _ATOM
-    return f"({value!r})" if own < level else repr(value)
+        return _write_slice(value)
+    if _find_level(value) < level:
+        return f"({value!r})"
+    return repr(value)
 
 
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def _write_name(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return getattr(value, "__qualname__", repr(value))
 
 
-def _fault(expr: Expr, problem: object) -> SpecError:
+def _write_slice(value: slice) -> str:
+    ends = [value.start, value.stop]
+    if value.step is not None:
+        ends.append(value.step)
+    return ":".join(["" if end is None else repr(end) for end in ends])
+
+
+def _find_level(value: Any) -> int:
+    """Return how tightly a value binds in its source."""
+    if isinstance(value, Expr):
+        return _OPERATIONS[value._op].level
+    if isinstance(value, (int, float)) and value < 0:
+        return _UNARY
+    return _ATOM
+
+
+# -- operations: evaluation ------------------------------------------------------------------------
+
+_FAILURES = (ArithmeticError, TypeError, ValueError, LookupError, RuntimeError)
+"""Errors of an operation on values that it cannot take."""
+
+Explain: TypeAlias = Callable[..., str]
+"""A function that says what is wrong where an operation fails, of its expression, the error and the
+values of its operands."""
+
+
+def _compile_operand(value: Any) -> Compiled:
+    if isinstance(value, Expr):
+        return value._compiled
+
+    def get_constant(scope: Scope) -> Any:
+        return value
+
+    return get_constant
+
+
+def _no_value(expr: Expr, problem: object) -> SpecError:
     return SpecError(f"{expr!r} has no value: {problem}.")
 
 
-def _compiled(value: Any) -> Compiled:
-    return value._compiled if isinstance(value, Expr) else lambda scope: value
+def _explain_values(expr: Expr, error: Exception, *values: Any) -> str:
+    """Explain a failure by the error and the values of the operands."""
+    return f"{error}, with {', '.join([_shorten(value) for value in values])}"
 
 
-def _with(expr: Expr, error: Exception, *values: Any) -> str:
-    """The problem of an operation that knows no more: the error and the values."""
-    return f"{error}, with {', '.join(map(_brief, values))}"
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    if len(text) <= 80:
+        return text
+    return f"{text[:77]}..."
 
 
-def _computed(
-    function: Callable[..., Any], problem: Callable[..., str] = _with, end: Any = _MISSING
+def _strict(
+    function: Callable[..., Any], explain: Explain = _explain_values
 ) -> Callable[[Expr], Compiled]:
-    """The compiling of an operation that is a function of the values of its operands.
+    """Return the compiler of an operation that computes a function of the values of all operands.
 
     Args:
         function: the function.
-        problem: what is wrong where the function raises, by the expression, the error and the
-            values of its operands.
-        end: a value of the first of two operands that is the result, as with `and` and `or`: the
-            second may have no value then.
+        explain: says what is wrong where the function fails.
     """
 
     def compile(expr: Expr) -> Compiled:
-        def called(*values: Any) -> Any:
-            try:
-                return function(*values)
-            except MmkitError:  # of what loads when it is asked for
-                raise
-            except _FAULTS as error:
-                raise _fault(expr, problem(expr, error, *values)) from error
+        call = _guard_call(expr, function, explain)
+        operands = [_compile_operand(arg) for arg in expr._args]
 
-        operands = [*map(_compiled, expr._args)]
-        if len(operands) != 2:
-            return lambda scope: called(*[operand(scope) for operand in operands])
-        first, second = operands  # nearly always, and faster without a list
-        if end is _MISSING:
-            return lambda scope: called(first(scope), second(scope))
-        return lambda scope: one if (one := first(scope)) is end else called(one, second(scope))
+        if len(operands) == 2:
+            # the usual case, faster without a list
+            first, second = operands
+
+            def compute_pair(scope: Scope) -> Any:
+                return call(first(scope), second(scope))
+
+            return compute_pair
+
+        def compute(scope: Scope) -> Any:
+            values = [operand(scope) for operand in operands]
+            return call(*values)
+
+        return compute
 
     return compile
 
 
-def _root(expr: Expr) -> Compiled:
-    (name,) = expr._args
-    get = operator.attrgetter(name)
+def _short_circuit(
+    function: Callable[[Any, Any], Any], decisive: bool
+) -> Callable[[Expr], Compiled]:
+    """Return the compiler of an operation like `and`, with a function of two operands.
 
-    def value(scope: Scope) -> Any:
-        if (known := get(scope)) is None:
-            raise SpecError(f"{name} has no value here: {_ABSENT[name]}.")
-        return known
+    Args:
+        function: the function.
+        decisive: the first value that is the result itself; the second operand may have no value
+            then.
+    """
 
-    return value
+    def compile(expr: Expr) -> Compiled:
+        call = _guard_call(expr, function, _explain_values)
+        first, second = [_compile_operand(arg) for arg in expr._args]
+
+        def compute(scope: Scope) -> Any:
+            value = first(scope)
+            if value is decisive:
+                return value
+            return call(value, second(scope))
+
+        return compute
+
+    return compile
 
 
-_ABSENT = {
+def _guard_call(expr: Expr, function: Callable[..., Any], explain: Explain) -> Callable[..., Any]:
+    """Return a function whose failures name an expression."""
+
+    def call(*values: Any) -> Any:
+        try:
+            return function(*values)
+        except MmkitError:  # of a processor that loads when it is asked for
+            raise
+        except _FAILURES as error:
+            raise _no_value(expr, explain(expr, error, *values)) from error
+
+    return call
+
+
+# roots, attributes, elements
+
+_WHY_ABSENT = {
     "cfg": "the spec is not bound to a config",
     "proc": "the model has no Hugging Face processor",
     "item": "it describes one raw item and is only known inside layout, update, fields and process",
@@ -558,107 +860,189 @@ _ABSENT = {
 }
 
 
+def _compile_root(expr: Expr) -> Compiled:
+    (name,) = expr._args
+
+    def get_root(scope: Scope) -> Any:
+        value = getattr(scope, name)
+        if value is None:
+            raise SpecError(f"{name} has no value here: {_WHY_ABSENT[name]}.")
+        return value
+
+    return get_root
+
+
+def _compile_loop(expr: Expr) -> Compiled:
+    (variable,) = expr._args
+    depth = variable.depth
+
+    def get_element(scope: Scope) -> Any:
+        return scope.loop[depth]
+
+    return get_element
+
+
+def _compile_function(expr: Expr) -> Compiled:
+    (function,) = expr._args
+    return function  # type: ignore[no-any-return]
+
+
+_MISSING: Any = object()
+"""What `_look_up` returns where there is nothing."""
+
+
 @lru_cache(maxsize=256)
-def _is_keyed(kind: Any) -> bool:
+def _is_mapping(kind: Any) -> bool:
     return issubclass(kind, Mapping)
 
 
-def _named(holder: Any, name: str) -> Any:
-    """The entry of a mapping, or the attribute of anything else; `_MISSING` where there is none."""
+def _look_up(holder: Any, name: str) -> Any:
+    """Return the entry of a mapping, or the attribute of anything else; `_MISSING` where there is
+    none."""
     kind: Any = type(holder)
-    return holder.get(name, _MISSING) if _is_keyed(kind) else getattr(holder, name, _MISSING)
+    if _is_mapping(kind):
+        return holder.get(name, _MISSING)
+    return getattr(holder, name, _MISSING)
 
 
-def _attribute(holder: Any, name: str) -> Any:
-    if (found := _named(holder, name)) is _MISSING:
-        raise LookupError(name)
-    return found
+def _compile_attribute(expr: Expr) -> Compiled:
+    holder_arg, name = expr._args
+    get_holder = _compile_operand(holder_arg)
+
+    def get_attribute(scope: Scope) -> Any:
+        holder = get_holder(scope)
+        try:
+            value = _look_up(holder, name)
+        except MmkitError:  # of a processor that loads when it is asked for
+            raise
+        except _FAILURES as error:
+            raise _no_value(expr, _explain_missing(holder_arg, holder, name)) from error
+        if value is _MISSING:
+            raise _no_value(expr, _explain_missing(holder_arg, holder, name))
+        return value
+
+    return get_attribute
 
 
-def _lacking(expr: Expr, error: Exception, holder: Any, name: str) -> str:
+def _explain_missing(holder_arg: Any, holder: Any, name: str) -> str:
+    """Explain that a value has no such attribute or entry, with those that it has."""
     kind: Any = type(holder)
-    public = [n for n in dir(holder) if not n.startswith("_")]
-    known = sorted(holder) if _is_keyed(kind) else difflib.get_close_matches(name, public)
-    hint = f". It has: {', '.join(map(str, known))}" if known else ""
-    of_fields = same(expr._args[0], fields)
-    lack = "the processed fields lack" if of_fields else f"{kind.__name__} has no attribute"
-    return f"{lack} {name!r}{hint}"
+    if _is_mapping(kind):
+        names = sorted(holder)
+    else:
+        public = [attribute for attribute in dir(holder) if not attribute.startswith("_")]
+        names = difflib.get_close_matches(name, public)
+    if is_equal_declaration(holder_arg, fields):
+        problem = f"the processed fields lack {name!r}"
+    else:
+        problem = f"{kind.__name__} has no attribute {name!r}"
+    if names:
+        problem += f". It has: {', '.join([str(name) for name in names])}"
+    return problem
 
 
-def _get(holder_of: Compiled, name_of: Compiled, default_of: Compiled) -> Compiled:
-    def value(scope: Scope) -> Any:
-        found = _named(holder_of(scope), name_of(scope))
-        return default_of(scope) if found is _MISSING else found
+def _compile_get(expr: Expr) -> Compiled:
+    get_holder, get_name, get_default = [_compile_operand(arg) for arg in expr._args]
 
-    return value
+    def get_entry(scope: Scope) -> Any:
+        value = _look_up(get_holder(scope), get_name(scope))
+        if value is _MISSING:
+            return get_default(scope)
+        return value
+
+    return get_entry
 
 
-def _element(holder: Any, key: Any) -> Any:
+def _get_element(holder: Any, key: Any) -> Any:
     element = holder[key]
     if getattr(element, "ndim", None) != 0:
         return element
     # Python computes with whole numbers faster than a tensor does, and exactly
     number = element.item()
-    return number if isinstance(number, int) else element
+    if isinstance(number, int):
+        return number
+    return element
 
 
-def _holder(expr: Expr, error: Exception, holder: Any, key: Any) -> str:
-    return f"{expr._args[0]!r} is {_brief(holder)}"
+def _explain_element(expr: Expr, error: Exception, holder: Any, key: Any) -> str:
+    return f"{expr._args[0]!r} is {_shorten(holder)}"
 
 
-def _where(holds: Compiled, then: Compiled, other: Compiled) -> Compiled:
-    return lambda scope: (then if holds(scope) else other)(scope)
+def _compile_where(expr: Expr) -> Compiled:
+    holds, then, other = [_compile_operand(arg) for arg in expr._args]
+
+    def choose(scope: Scope) -> Any:
+        if holds(scope):
+            return then(scope)
+        return other(scope)
+
+    return choose
 
 
-_REMEMBERED = frozenset({bool, int, float, str, type(None)})
+# calls of `later`
+
+_CACHEABLE_TYPES = frozenset({bool, int, float, str, type(None)})
 """Types of arguments for which the result of a recorded call is cached: equal values of these types
 are interchangeable."""
 
-_remembered = lru_cache(maxsize=1024, typed=True)(operator.call)
+
+@lru_cache(maxsize=1024, typed=True)
+def _call_cached(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
 
 
-def _later(function: Callable[..., Any], *args: Any) -> Any:
-    remembered = _REMEMBERED.issuperset(map(type, args))
-    return _remembered(function, *args) if remembered else function(*args)
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    for arg in args:
+        if type(arg) not in _CACHEABLE_TYPES:
+            return function(*args)
+    return _call_cached(function, *args)
 
 
-def _with_args(expr: Expr, error: Exception, _: Any, *args: Any) -> str:
-    return _with(expr, error, *args)
+def _explain_call(expr: Expr, error: Exception, function: Any, *args: Any) -> str:
+    return _explain_values(expr, error, *args)
 
 
-def _of_tokenizer(
-    ask: Callable[[Expr, Any, str, list[Any]], Any],
-) -> Callable[[Expr], Compiled]:
-    """A question about a text, or about a template with the values that fill it."""
+# the tokenizer
+
+Question: TypeAlias = Callable[[Expr, Any, str, list[Any]], Any]
+"""A question to the vocabulary, of the expression that asks it, the vocabulary, a text or template,
+and the values that fill the template."""
+
+
+def _ask_vocabulary(ask: Question) -> Callable[[Expr], Compiled]:
+    """Return the compiler of an operation that asks the vocabulary about a text."""
 
     def compile(expr: Expr) -> Compiled:
-        are_stated = [_is_stated(arg) for arg in expr._args[1:]]
+        template, *args = expr._args
+        are_of_author = [_is_of_author(arg) for arg in args]
 
-        def value(scope: Scope) -> Any:
+        def compute(scope: Scope) -> Any:
             if scope.tok is None:
                 remedy = "Use a token id from cfg instead"
-                raise _fault(expr, f"the model runs without a tokenizer. {remedy}")
-            text, *values = (plain(evaluate(arg, scope)) for arg in expr._args)
-            for source, one in zip(expr._args[1:], values, strict=True):
-                if not isinstance(one, (str, int, float)):
-                    kind = f"a {type(one).__name__}"
-                    raise _fault(expr, f"{source!r} is neither a text nor a number but {kind}")
+                raise _no_value(expr, f"the model runs without a tokenizer. {remedy}")
+            text = to_python(evaluate(template, scope))
+            values: list[Any] = []
+            for arg, is_of_author in zip(args, are_of_author, strict=True):
+                value = to_python(evaluate(arg, scope))
+                if not isinstance(value, (str, int, float)):
+                    got = f"a {type(value).__name__}"
+                    raise _no_value(expr, f"{arg!r} is neither a text nor a number but {got}")
+                if is_of_author and isinstance(value, str):
+                    value = AuthorText(value)
+                values.append(value)
             if values:
                 _check_template(expr, text)
-            for position, is_stated in enumerate(are_stated):
-                if is_stated and isinstance(values[position], str):
-                    values[position] = AuthorText(values[position])
             return ask(expr, scope.tok, text, values)
 
-        return value
+        return compute
 
     return compile
 
 
-def _is_stated(value: Any) -> bool:
-    """Whether the author of a spec, or of a checkpoint, has stated a value: a constant, or one of
+def _is_of_author(value: Any) -> bool:
+    """Return whether the author of a spec, or of a checkpoint, wrote a value: a constant, or one of
     the config and the processor. Any other text may be a caller's."""
-    return all(leaf.root in ("cfg", "proc") for leaf in leaves(value))
+    return all(dependency.root in ("cfg", "proc") for dependency in dependencies(value))
 
 
 _LONG_NUMBER = re.compile(r"\d{5}")
@@ -672,32 +1056,55 @@ def _check_template(expr: Expr, template: str) -> None:
     """
     for _, _, form, _ in Formatter().parse(template):
         if form and ("{" in form or _LONG_NUMBER.search(form)):
-            raise _fault(expr, f"the width {form!r} in the template is no number below 10000")
+            raise _no_value(expr, f"the width {form!r} in the template is no number below 10000")
 
 
-def _id(expr: Expr, vocabulary: Any, template: str, values: list[Any]) -> Any:
-    return vocabulary[filled(template, *values)]
+def _find_id(expr: Expr, vocabulary: Any, template: str, values: list[Any]) -> Any:
+    return vocabulary[fill_template(template, *values)]
 
 
-def _has(expr: Expr, vocabulary: Any, template: str, values: list[Any]) -> Any:
+def _has_token(expr: Expr, vocabulary: Any, template: str, values: list[Any]) -> Any:
     return vocabulary.has(template, *values)
 
 
-def _ids(expr: Expr, vocabulary: Any, template: str, values: list[Any]) -> Any:
-    ids, unknown = vocabulary.text(template, *values), vocabulary.unknown
-    text = filled(template, *values)
-    if unknown in ids and vocabulary.decode([unknown]) not in text:
-        problem = f"the tokenizer has no token for a part of {text!r}, as for other texts"
-        raise _fault(expr, f"{problem}. Use a text that it knows")
+def _encode_text(expr: Expr, vocabulary: Any, template: str, values: list[Any]) -> Any:
+    ids = vocabulary.text(template, *values)
+    unknown = vocabulary.unknown_id
+    if unknown in ids:
+        text = fill_template(template, *values)
+        if vocabulary.decode([unknown]) not in text:
+            problem = f"the tokenizer has no token for a part of {text!r}, as for other texts"
+            raise _no_value(expr, f"{problem}. Use a text that it knows")
     return ids
 
 
-_MOST_BITS = 4096
+# arithmetic
+
+MAX_BITS = 4096
 """The bits of the largest whole number: a config may hold any numbers, and a power of two of them
 takes all time and memory."""
 
-_LONGEST = 1 << 22
+MAX_LENGTH = 1 << 22
 """The elements of the longest list or text that `*` makes."""
+
+
+def _invert(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    return ~value
+
+
+def _ceil_div(a: Any, b: Any) -> Any:
+    return -(-a // b)
+
+
+def _is_equal(a: Any, b: Any) -> Any:
+    # tensors and lists are compared by their elements
+    return to_python(a) == to_python(b)
+
+
+def _is_unequal(a: Any, b: Any) -> Any:
+    return to_python(a) != to_python(b)
 
 
 def _power(base: Any, exponent: Any) -> Any:
@@ -706,26 +1113,36 @@ def _power(base: Any, exponent: Any) -> Any:
     return base**exponent
 
 
-def _product(one: Any, other: Any) -> Any:
-    if isinstance(one, int) and isinstance(other, int):
-        _check_bits(one.bit_length() + other.bit_length())
-    for several, count in ((one, other), (other, one)):
-        if isinstance(several, (str, bytes, list, tuple)) and isinstance(count, int):
-            length = len(several) * count
-            if length > _LONGEST:
-                raise ValueError(f"a list or text of {length} elements, of at most {_LONGEST}")
-    return one * other
+def _multiply(a: Any, b: Any) -> Any:
+    if isinstance(a, int) and isinstance(b, int):
+        _check_bits(a.bit_length() + b.bit_length())
+    _check_repetition(a, b)
+    _check_repetition(b, a)
+    return a * b
 
 
-def _remainder(one: Any, other: Any) -> Any:
-    if isinstance(one, (str, bytes)):  # which Python would take for a format, of any width
+def _check_repetition(sequence: Any, count: Any) -> None:
+    """Refuse to repeat a sequence until it is too long.
+
+    Raises:
+        ValueError: it would be.
+    """
+    if isinstance(sequence, (str, bytes, list, tuple)) and isinstance(count, int):
+        length = len(sequence) * count
+        if length > MAX_LENGTH:
+            raise ValueError(f"a list or text of {length} elements, of at most {MAX_LENGTH}")
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    if isinstance(a, (str, bytes)):  # which Python would take for a format, of any width
         raise TypeError("a text has no remainder")
-    return one % other
+    return a % b
 
 
-def _rounded(value: Any, *digits: Any) -> Any:
-    if any(isinstance(count, int) and abs(count) > _MOST_BITS for count in digits):
-        raise ValueError(f"a number of more than {_MOST_BITS} digits")
+def _round(value: Any, *digits: Any) -> Any:
+    for count in digits:
+        if isinstance(count, int) and abs(count) > MAX_BITS:
+            raise ValueError(f"a number of more than {MAX_BITS} digits")
     return round(value, *digits)
 
 
@@ -735,54 +1152,61 @@ def _check_bits(bits: int) -> None:
     Raises:
         OverflowError: it is.
     """
-    if bits > _MOST_BITS:
-        raise OverflowError(f"a whole number of more than {_MOST_BITS} bits")
+    if bits > MAX_BITS:
+        raise OverflowError(f"a whole number of more than {MAX_BITS} bits")
 
 
-def _sign(form: str, level: int, function: Callable[[Any, Any], Any], end: Any = _MISSING) -> Op:
-    operands = (level + 1, level) if form == "{} ** {}" else (level, level + 1)
-    if level == _COMPARISON:  # Python would chain two of them
-        operands = (level + 1, level + 1)
-    return Op(_computed(function, _with, end), form, operands, level)
+# -- the table of operations -----------------------------------------------------------------------
 
 
-_OPS = {
-    "root": Op(_root, "{}", (_NAME,)),
-    "loop": Op(lambda expr: lambda scope: scope.loop[expr._args[1]], "{}", (_NAME,)),
-    "function": Op(lambda expr: expr._args[0], "{}", (_NAME,)),
-    ".": Op(_computed(_attribute, _lacking), "{}.{}", (_ATOM, _NAME)),
-    "[]": Op(_computed(_element, _holder), "{}[{}]", (_ATOM, _ANY)),
-    "get": Op(lambda expr: _get(*map(_compiled, expr._args)), "{}.get({rest})", (_ATOM, _ANY)),
-    "where": Op(lambda expr: _where(*map(_compiled, expr._args)), "where({rest})"),
-    "truth": Op(_computed(bool), "{}"),
-    "later": Op(_computed(_later, _with_args), "later({})({rest})", (_NAME, _ANY)),
-    "tok[]": Op(_of_tokenizer(_id), "tok[{rest}]"),
-    "tok.text": Op(_of_tokenizer(_ids), "tok.text({rest})"),
-    "tok.has": Op(_of_tokenizer(_has), "tok.has({rest})"),
-    "neg": Op(_computed(operator.neg), "-{}", (_UNARY,), _UNARY),
-    "~": Op(_computed(lambda a: not a if isinstance(a, bool) else ~a), "~{}", (_UNARY,), _UNARY),
-    "abs": Op(_computed(abs), "abs({rest})"),
-    "ceil": Op(_computed(math.ceil), "ceil({rest})"),
-    "ceil_div": Op(_computed(lambda a, b: -(-a // b)), "ceil_div({rest})"),
-    "floor": Op(_computed(math.floor), "floor({rest})"),
-    "maximum": Op(_computed(max), "maximum({rest})"),
-    "minimum": Op(_computed(min), "minimum({rest})"),
-    "round": Op(_computed(_rounded), "round({rest})"),
-    # tensors and lists are compared by their elements
-    "==": _sign("{} == {}", 1, lambda a, b: plain(a) == plain(b)),
-    "!=": _sign("{} != {}", 1, lambda a, b: plain(a) != plain(b)),
-    "<": _sign("{} < {}", 1, operator.lt),
-    "<=": _sign("{} <= {}", 1, operator.le),
-    ">": _sign("{} > {}", 1, operator.gt),
-    ">=": _sign("{} >= {}", 1, operator.ge),
-    "|": _sign("{} | {}", 2, operator.or_, True),
-    "&": _sign("{} & {}", 3, operator.and_, False),
-    "+": _sign("{} + {}", 5, operator.add),
-    "-": _sign("{} - {}", 5, operator.sub),
-    "*": _sign("{} * {}", 6, _product),
-    "/": _sign("{} / {}", 6, operator.truediv),
-    "//": _sign("{} // {}", 6, operator.floordiv),
-    "%": _sign("{} % {}", 6, _remainder),
-    "**": _sign("{} ** {}", 8, _power),
+def _comparison(sign: str, function: Callable[[Any, Any], Any]) -> Operation:
+    # both operands bind more tightly: Python would chain two comparisons
+    levels = (_COMPARISON + 1, _COMPARISON + 1)
+    return Operation(_strict(function), f"{{}} {sign} {{}}", levels, _COMPARISON)
+
+
+def _arithmetic(sign: str, level: int, function: Callable[[Any, Any], Any]) -> Operation:
+    # of operators that bind alike, Python computes the left one first
+    return Operation(_strict(function), f"{{}} {sign} {{}}", (level, level + 1), level)
+
+
+_OPERATIONS = {
+    "root": Operation(_compile_root, "{}", (_NAME,)),
+    "loop": Operation(_compile_loop, "{}", (_NAME,)),
+    "function": Operation(_compile_function, "{}", (_NAME,)),
+    ".": Operation(_compile_attribute, "{}.{}", (_ATOM, _NAME)),
+    "[]": Operation(_strict(_get_element, _explain_element), "{}[{}]", (_ATOM, _ANY)),
+    "get": Operation(_compile_get, "{}.get({rest})", (_ATOM, _ANY)),
+    "where": Operation(_compile_where, "where({rest})"),
+    "truth": Operation(_strict(bool), "{}"),
+    "later": Operation(_strict(_call, _explain_call), "later({})({rest})", (_NAME, _ANY)),
+    "tok[]": Operation(_ask_vocabulary(_find_id), "tok[{rest}]"),
+    "tok.text": Operation(_ask_vocabulary(_encode_text), "tok.text({rest})"),
+    "tok.has": Operation(_ask_vocabulary(_has_token), "tok.has({rest})"),
+    "neg": Operation(_strict(operator.neg), "-{}", (_UNARY,), _UNARY),
+    "~": Operation(_strict(_invert), "~{}", (_UNARY,), _UNARY),
+    "abs": Operation(_strict(abs), "abs({rest})"),
+    "ceil": Operation(_strict(math.ceil), "ceil({rest})"),
+    "ceil_div": Operation(_strict(_ceil_div), "ceil_div({rest})"),
+    "floor": Operation(_strict(math.floor), "floor({rest})"),
+    "maximum": Operation(_strict(max), "maximum({rest})"),
+    "minimum": Operation(_strict(min), "minimum({rest})"),
+    "round": Operation(_strict(_round), "round({rest})"),
+    "==": _comparison("==", _is_equal),
+    "!=": _comparison("!=", _is_unequal),
+    "<": _comparison("<", operator.lt),
+    "<=": _comparison("<=", operator.le),
+    ">": _comparison(">", operator.gt),
+    ">=": _comparison(">=", operator.ge),
+    "|": Operation(_short_circuit(operator.or_, True), "{} | {}", (2, 3), 2),
+    "&": Operation(_short_circuit(operator.and_, False), "{} & {}", (3, 4), 3),
+    "+": _arithmetic("+", 5, operator.add),
+    "-": _arithmetic("-", 5, operator.sub),
+    "*": _arithmetic("*", 6, _multiply),
+    "/": _arithmetic("/", 6, operator.truediv),
+    "//": _arithmetic("//", 6, operator.floordiv),
+    "%": _arithmetic("%", 6, _remainder),
+    # of powers, Python computes the right one first
+    "**": Operation(_strict(_power), "{} ** {}", (9, 8), 8),
 }
 """The operations by name."""

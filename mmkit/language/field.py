@@ -27,21 +27,40 @@ from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
 from dataclasses import KW_ONLY, field, replace
 from functools import cached_property, partial
 from inspect import isroutine
-from itertools import accumulate
 from reprlib import repr as brief
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
 
 from ..errors import SpecError, convert_errors
-from .expr import Expr, Scope, Value, evaluate, expression, expressions, plain, several
+from .expr import (
+    Expr,
+    Scope,
+    Value,
+    as_expression,
+    as_expression_tuple,
+    as_expressions,
+    evaluate,
+    to_python,
+)
 from .items import Size, dtype_name, fits, shape_text
-from .layout import whole
-from .node import Part, Stated, evaluate_all, fold, leaves, mapped, stated, structure
+from .layout import to_whole
+from .node import (
+    Converted,
+    Part,
+    build_structure,
+    dependencies,
+    evaluate_all,
+    fold,
+    map_values,
+    parameter,
+)
+
+# -- fields ----------------------------------------------------------------------------------------
 
 
-def _known_dtype(dtype: Any) -> str:
+def _as_dtype_name(dtype: Any) -> str:
     name = dtype_name(dtype)
     if str(getattr(torch, str(name), None)) != f"torch.{name}":
         raise SpecError("dtype of a field", "a torch dtype or its name", repr(name))
@@ -56,27 +75,32 @@ class Field(Part):
         dtype: its torch dtype, or the dtype's name, where it is stated.
         keep_on_cpu: the model reads this field on the host.
         hidden: layouts and other fields read it, and the model does not receive it.
-        value: the expression that computes the field, where `process` does not return it.
 
     Raises:
         SpecError: a dtype that torch does not know.
     """
 
     _: KW_ONLY
-    shape: Stated[Sequence[Size] | None, tuple[Any, ...] | None] = stated(several, default=None)
-    dtype: Stated[str | torch.dtype | None, str | None] = stated(_known_dtype, default=None)
+    shape: Converted[Sequence[Size] | None, tuple[Any, ...] | None] = parameter(
+        as_expression_tuple, default=None
+    )
+    dtype: Converted[str | torch.dtype | None, str | None] = parameter(_as_dtype_name, default=None)
     keep_on_cpu: bool = False
     hidden: bool = False
-    value: Stated[Value, Any] = stated(expression, default=None)
+
+    value: ClassVar[Any] = None
+    """The expression that computes the field, for the kinds of fields that have one."""
 
     @property
     def is_derived(self) -> bool:
-        """Whether an expression computes the field."""
+        """Whether an expression computes the field, and `process` does not return it."""
         return self.value is not None
 
     def derive(self, scope: Scope) -> Any:
-        """The value of a derived field for one item, or for all items where it is shared; a tensor
-        if the field states a dtype."""
+        """Compute a derived field for one item, or for all items where it is shared.
+
+        The value is a tensor if the field states a dtype.
+        """
         value = evaluate(self.value, scope)
         if self.dtype is None:
             return value
@@ -86,18 +110,24 @@ class Field(Part):
             if type(value) is int or dtype.is_floating_point or dtype.is_complex:
                 return tensor
             exact = torch.as_tensor(value)
-        if not bool((tensor.to(exact.dtype) == exact).all()):
+        is_exact = bool((tensor.to(exact.dtype) == exact).all())
+        if not is_exact:
             expected, remedy = f"numbers that {self.dtype} holds", "Use math.floor() or //."
-            raise SpecError("value", expected, brief(plain(value)), remedy)
+            raise SpecError("value", expected, brief(to_python(value)), remedy)
         return tensor
 
     def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
-        """The values of a derived field for all items of a request, one scope per item."""
-        return [self.derive(own) for own in scopes]
+        """Compute a derived field for all items of a request.
+
+        Args:
+            scope: the scope of the request, without an item.
+            scopes: the scopes of the items.
+        """
+        return [self.derive(item_scope) for item_scope in scopes]
 
     def split(self, data: Any, scopes: Sequence[Scope]) -> list[Any]:
-        """The parts of a processed tensor, or list of tensors, as `process` returned it: one per
-        item, of which each has a scope.
+        """Split a processed tensor, or list of tensors, as `process` returned it, into one part per
+        item. Each item has a scope.
 
         Raises:
             SpecError: the data does not hold as many items, or the sizes of the items do not add up
@@ -106,17 +136,21 @@ class Field(Part):
         raise NotImplementedError
 
     def split_each(self, parts: Sequence[Any], scopes: Sequence[Scope]) -> list[Any]:
-        """`split` of a field that comes in parts already, which are checked."""
+        """Check a field that `process` returned in one part per item already, as `split` checks
+        one tensor of all items."""
         return list(parts)
 
     def batch(self, parts: Sequence[Any]) -> Any:
-        """The value that a model receives for the parts of some items, as vLLM batches them."""
+        """Return the value that a model receives for the parts of some items.
+
+        vLLM batches them itself when it serves; this does the same for training.
+        """
         raise NotImplementedError
 
     @cached_property
     def varies(self) -> bool:
         """Whether the stated shape, the sizes or the value depend on the item."""
-        return self.is_derived or bool(leaves(self.shape))
+        return self.is_derived or bool(dependencies(self.shape))
 
     def check(self, part: Any, scope: Scope, index: int) -> None:
         """Compare the part of an item with the stated shape and dtype.
@@ -124,13 +158,17 @@ class Field(Part):
         Raises:
             SpecError: they differ.
         """
-        where, dtype = f"item {index}", getattr(part, "dtype", type(part).__name__)
-        if self.dtype not in (None, name := str(dtype_name(dtype))):
+        where = f"item {index}"
+        dtype = getattr(part, "dtype", type(part).__name__)
+        name = str(dtype_name(dtype))
+        if self.dtype is not None and self.dtype != name:
             raise SpecError(where, f"dtype {self.dtype}", name)
         if self.shape is None:
             return
         shape = tuple(getattr(part, "shape", ()))
-        sizes = evaluate_all(self.shape, scope) if self.varies else self.shape
+        sizes = self.shape
+        if self.varies:
+            sizes = evaluate_all(sizes, scope)
         if not fits(shape, sizes):
             raise SpecError(where, f"shape {shape_text(sizes)} per item", str(shape))
 
@@ -141,14 +179,21 @@ class Batched(Field):
     _word = "batched"
 
     def split(self, data: Any, scopes: Sequence[Scope]) -> list[Any]:
-        if (extent := _extent(data, 0)) != len(scopes):
+        extent = _find_extent(data, 0)
+        if extent != len(scopes):
             expected = f"{len(scopes)} items along the first dimension"
             raise SpecError("", expected, str(extent))
         return list(data)
 
     def batch(self, parts: Sequence[Any]) -> Any:
-        shapes = {part.shape if isinstance(part, torch.Tensor) else None for part in parts}
-        return torch.stack(list(parts)) if len(shapes) == 1 and None not in shapes else list(parts)
+        shapes: set[torch.Size] = set()
+        for part in parts:
+            if not isinstance(part, torch.Tensor):
+                return list(parts)
+            shapes.add(part.shape)
+        if len(shapes) != 1:
+            return list(parts)
+        return torch.stack(list(parts))
 
 
 class Derived(Batched):
@@ -160,7 +205,7 @@ class Derived(Batched):
             the value as it is.
     """
 
-    value: Stated[Value, Any] = stated(expression)
+    value: Converted[Value, Any] = parameter(as_expression)  # type: ignore[misc]
 
     _word = "derived"
 
@@ -178,53 +223,85 @@ class Flat(Field):
             `derived`, for example ``fields.pixels[0]`` to drop a dimension.
     """
 
-    sizes: Stated[Value, Any] = stated(expression)
+    sizes: Converted[Value, Any] = parameter(as_expression)
     _: KW_ONLY
+    value: Converted[Value, Any] = parameter(as_expression, default=None)  # type: ignore[misc]
     dim: int = 0
 
     _word = "flat"
     varies = True
 
     def split(self, data: Any, scopes: Sequence[Scope]) -> list[Any]:
-        sizes = [whole(evaluate(self.sizes, own), self.sizes, "a size") for own in scopes]
-        if sum(sizes) != (extent := _extent(data, self.dim)):
+        sizes: list[int] = []
+        for scope in scopes:
+            sizes.append(to_whole(evaluate(self.sizes, scope), self.sizes, "a size"))
+        extent = _find_extent(data, self.dim)
+        if sum(sizes) != extent:
             expected = f"sizes that add up to {extent}, the extent of dimension {self.dim}"
             raise SpecError("", expected, str(sum(sizes)))
         if isinstance(data, torch.Tensor):
             return list(data.split(sizes, dim=self.dim))
-        return [data[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
+        parts: list[Any] = []
+        start = 0
+        for size in sizes:
+            parts.append(data[start : start + size])
+            start += size
+        return parts
 
     def split_each(self, parts: Sequence[Any], scopes: Sequence[Scope]) -> list[Any]:
-        return [self.split(part, [own])[0] for part, own in zip(parts, scopes, strict=True)]
+        checked: list[Any] = []
+        for part, scope in zip(parts, scopes, strict=True):
+            checked.extend(self.split(part, [scope]))
+        return checked
 
     def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
         return self.split_each(super().derive_all(scope, scopes), scopes)
 
     def batch(self, parts: Sequence[Any]) -> Any:
         if not all(isinstance(part, torch.Tensor) for part in parts):
-            return [element for part in parts for element in part]
-        if self.dim or len({part.shape[1:] for part in parts}) == 1:
+            return _join_rows(parts)
+        # beside `dim`, tensors of another dimension than the first have equal extents
+        shapes = {part.shape[1:] for part in parts}
+        if self.dim != 0 or len(shapes) == 1:
             return torch.cat(list(parts), dim=self.dim)
-        rows = [row for part in parts for row in part]
-        most = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
-        batch = rows[0].new_zeros((len(rows), *most))
-        for place, row in zip(batch, rows, strict=True):
-            place[tuple(map(slice, row.shape))] = row
-        return batch
+        return _pad_rows(_join_rows(parts))
 
 
-class Shared(Field):
+def _join_rows(parts: Sequence[Any]) -> list[Any]:
+    rows: list[Any] = []
+    for part in parts:
+        rows.extend(part)
+    return rows
+
+
+def _pad_rows(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a batch of rows with different extents, padded with zeros at the end of each
+    dimension."""
+    shapes = [row.shape for row in rows]
+    extents = [max(extents) for extents in zip(*shapes, strict=True)]
+    batch = rows[0].new_zeros((len(rows), *extents))
+    for position, row in enumerate(rows):
+        corner = tuple([slice(extent) for extent in row.shape])
+        batch[position][corner] = row
+    return batch
+
+
+class Constant(Field):
     """A field that `process` does not return: one value for all items, over `cfg`, `proc` and
-    `tok`."""
+    `tok`.
 
-    value: Stated[Value, Any] = stated(expression)
+    Attributes:
+        value: the value, or an expression.
+    """
+
+    value: Converted[Value, Any] = parameter(as_expression)  # type: ignore[misc]
 
     _word = "constant"
 
     def derive(self, scope: Scope) -> Any:
         # vLLM compares the values of the items of a batch by `==`, which has no truth value for
         # arrays: two items would raise in the worker, which ends the engine
-        return mapped(_as_tensor, super().derive(scope))
+        return map_values(_as_dense_tensor, super().derive(scope))
 
     def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
         return [self.derive(scope)] * len(scopes)
@@ -233,8 +310,15 @@ class Shared(Field):
         return parts[0]
 
 
-def _as_tensor(value: Any) -> Any:
-    """A dense tensor for an array of numbers or a sparse tensor; any other value as it is."""
+batched = Batched
+derived = Derived
+flat = Flat
+constant = Constant
+
+
+def _as_dense_tensor(value: Any) -> Any:
+    """Return a dense tensor for an array of numbers or a sparse tensor; any other value as it
+    is."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return torch.tensor(value)
     if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
@@ -242,29 +326,43 @@ def _as_tensor(value: Any) -> Any:
     return value
 
 
-def packed(data: Any) -> Any:
-    """The same values, with no gaps and without a gradient. vLLM looks at a field as bytes after
-    `contiguous()`, which leaves a vector of one element its stride."""
-    if isinstance(data, torch.Tensor) and data.requires_grad:
+def _find_extent(data: Any, dim: int) -> int:
+    """Return the extent of a dimension. A value that is no tensor has only a first dimension for
+    vLLM."""
+    if isinstance(data, torch.Tensor):
+        if not -data.ndim <= dim < data.ndim:
+            got = f"shape {tuple(data.shape)}"
+            raise SpecError("", f"a tensor with a dimension {dim}", got)
+        return int(data.shape[dim])
+    if dim != 0 or not isinstance(data, Sized):
+        raise SpecError("", f"a tensor with a dimension {dim}", type(data).__name__)
+    return len(data)
+
+
+def compact(data: Any) -> Any:
+    """Return the same values, with no gaps in memory and without a gradient.
+
+    vLLM looks at a field as bytes after `contiguous()`, which leaves a vector of one element its
+    stride.
+    """
+    if not isinstance(data, torch.Tensor):
+        return data
+    if data.requires_grad:
         data = data.detach()
-    if isinstance(data, torch.Tensor) and data.ndim == 1 and data.stride(0) != 1:
+    if data.ndim == 1 and data.stride(0) != 1:
         return data.clone(memory_format=torch.contiguous_format)
     return data
 
 
-def _extent(data: Any, dim: int) -> int:
-    """Extent of a dimension. A value that is no tensor has only a first dimension for vLLM."""
-    tensor = isinstance(data, torch.Tensor)
-    if dim not in (range(-data.ndim, data.ndim) if tensor else range(isinstance(data, Sized))):
-        got = f"shape {tuple(data.shape)}" if tensor else type(data).__name__
-        raise SpecError("", f"a tensor with a dimension {dim}", got)
-    return int(data.shape[dim]) if tensor else len(data)
+def remove_padding(part: Any, sizes: Sequence[Value], scope: Scope) -> Any:
+    """Return the leading corner of one item's part, without the padding."""
+    corner: list[slice] = []
+    for size in sizes:
+        corner.append(slice(int(evaluate(size, scope))))
+    return part[tuple(corner)]
 
 
-batched = Batched
-derived = Derived
-flat = Flat
-constant = Shared
+# -- processing ------------------------------------------------------------------------------------
 
 
 class Identity(Part):
@@ -274,28 +372,40 @@ class Identity(Part):
     _word = "identity"
 
 
-def _processor(value: Any) -> Any:
-    """An expression for a plain function of a `Scope`; an object that is called like a processor
-    stays as it is.
+def _as_processor(value: Any) -> Any:
+    """Return an expression for a plain function of a `Scope`; an object that is called like a
+    processor stays as it is.
 
     Raises:
         SpecError: a class, or something that cannot be called.
     """
     if isinstance(value, Expr):
         return value
-    if isinstance(value, type) or not callable(value):
-        expected = "an object that is called like a Hugging Face processor"
-        remedy = ""
-        if isinstance(value, type):
-            name = value.__name__
-            remedy = f"Give an instance: {name}(), or later({name})(...) of what the config says."
-        raise SpecError("processor of hf()", expected, repr(value), remedy)
-    is_function = isroutine(value) or isinstance(value, partial)
-    return expression(value) if is_function else value
+    if isinstance(value, type):
+        name = value.__name__
+        remedy = f"Give an instance: {name}(), or later({name})(...) of what the config says."
+        raise _no_processor(value, remedy)
+    if not callable(value):
+        raise _no_processor(value, "")
+    if isroutine(value) or isinstance(value, partial):
+        return as_expression(value)
+    return value
 
 
-def _sizes(corner: Any) -> tuple[Any, ...]:
-    return several(corner if isinstance(corner, tuple) else (corner,))
+def _no_processor(value: Any, remedy: str) -> SpecError:
+    expected = "an object that is called like a Hugging Face processor"
+    return SpecError("processor of hf()", expected, repr(value), remedy)
+
+
+def _as_corners(corners: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Return the sizes of each field's part as a tuple, where an author may write one size."""
+    return {name: _as_corner(corner) for name, corner in corners.items()}
+
+
+def _as_corner(corner: Any) -> tuple[Any, ...]:
+    if not isinstance(corner, tuple):
+        corner = (corner,)
+    return as_expression_tuple(corner)
 
 
 class HF(Part):
@@ -326,17 +436,16 @@ class HF(Part):
             other items of the batch, for example by padding.
     """
 
-    processor: Stated[Value | Callable[..., Any], Any] = stated(_processor, default=None)
+    processor: Converted[Value | Callable[..., Any], Any] = parameter(_as_processor, default=None)
     _: KW_ONLY
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
-    text: Stated[Value, Any] = stated(expression, default=None)
-    unpad: Stated[Mapping[str, Any], Mapping[str, tuple[Any, ...]]] = stated(
-        lambda corners: {name: _sizes(corner) for name, corner in corners.items()},
-        default_factory=dict,
+    text: Converted[Value, Any] = parameter(as_expression, default=None)
+    unpad: Converted[Mapping[str, Any], Mapping[str, tuple[Any, ...]]] = parameter(
+        _as_corners, default_factory=dict
     )
-    kwargs: Stated[Mapping[str, Value], Mapping[str, Any]] = stated(
-        expressions, default_factory=dict
+    kwargs: Converted[Mapping[str, Value], Mapping[str, Any]] = parameter(
+        as_expressions, default_factory=dict
     )
     one_by_one: bool = False
 
@@ -345,11 +454,16 @@ class HF(Part):
     @cached_property
     def key(self) -> Hashable:
         """The identity of the declared call."""
-        return structure((self.processor, self.kwargs, self.text))  # type: ignore[no-any-return]
+        return build_structure((self.processor, self.kwargs, self.text))  # type: ignore[no-any-return]
 
     def bind(self, scope: Scope) -> HF:
-        bound = {"text": fold(self.text, scope), "unpad": fold(self.unpad, scope)}
-        return replace(self, **bound, kwargs=evaluate_all(self.kwargs, scope))
+        # not the processor, which is made once per options of a request
+        return replace(
+            self,
+            text=fold(self.text, scope),
+            unpad=fold(self.unpad, scope),
+            kwargs=evaluate_all(self.kwargs, scope),
+        )
 
 
 identity = Identity
@@ -357,8 +471,5 @@ hf = HF
 
 
 Process: TypeAlias = Identity | HF | Callable[[Sequence[Any], Scope], Mapping[str, Any]]
-
-
-def unpadded(part: Any, sizes: Sequence[Value], scope: Scope) -> Any:
-    """The leading corner of one item's part, without the padding."""
-    return part[tuple(slice(int(evaluate(size, scope))) for size in sizes)]
+"""How canonical items become fields. A function gets the items in order and a `Scope` without an
+item, and returns the fields by name."""

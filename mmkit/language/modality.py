@@ -8,7 +8,18 @@ from dataclasses import KW_ONLY
 from typing import Any, NamedTuple
 
 from ..errors import SpecError
-from .expr import COUNT, INDEX, Condition, Count, Expr, Leaf, expression, item, several, tok
+from .expr import (
+    COUNT,
+    INDEX,
+    Condition,
+    Count,
+    Dependency,
+    Expr,
+    as_expression,
+    as_expression_tuple,
+    item,
+    tok,
+)
 from .field import HF, Batched, Field, Identity, Process, flat, hf, identity
 from .items import ItemType
 from .items.tensor import Tensor
@@ -16,7 +27,7 @@ from .layout import Layout, LayoutLike, Update, embed, nothing, replace
 from .layout import layout as as_layout
 from .named_part import NamedPart, check_name, require
 from .names import find_owner_of_field_name, find_owner_of_modality_name
-from .node import leaves
+from .node import dependencies
 
 FIELD_WORDS = "batched(), flat(), derived() or constant()"
 UPDATE_WORDS = "replace(), insert(), already_expanded() or a list of them"
@@ -122,11 +133,11 @@ class Modality(NamedPart, init=False):
             update=tuple(update) if isinstance(update, (list, tuple)) else (update,),
             fields=dict(fields) if isinstance(fields, Mapping) else fields,
             process=process,
-            limit=expression(limit),
+            limit=as_expression(limit),
             embeds=_convert_embeds(embeds),
-            cacheable=expression(cacheable),
-            positions=None if positions is None else several(positions),
-            when=expression(when),
+            cacheable=as_expression(cacheable),
+            positions=None if positions is None else as_expression_tuple(positions),
+            when=as_expression(when),
         )
         self._check(where)
 
@@ -159,16 +170,20 @@ class Modality(NamedPart, init=False):
         layout = self.embeds_layout
         if layout is None:
             return {}
-        names = {leaf.keys[0] for leaf in leaves([layout, self.positions]) if _is_field(leaf)}
+        names = {
+            dependency.keys[0]
+            for dependency in dependencies([layout, self.positions])
+            if _is_field(dependency)
+        }
         companions: dict[str, Tensor] = {}
         for name, field in self.fields.items():
             if name in names:
                 companions[name] = Tensor(tuple(field.shape or ()), field.dtype or "float32")
         return companions
 
-    def leaves(self) -> frozenset[Leaf]:
-        """Return everything that this modality depends on; see `mmkit.language.node.leaves`."""
-        return leaves(self)
+    def dependencies(self) -> frozenset[Dependency]:
+        """Return all that this modality depends on; see `mmkit.language.node.dependencies`."""
+        return dependencies(self)
 
     # -- the checks; each may rely on the earlier ones --
 
@@ -252,16 +267,16 @@ class Modality(NamedPart, init=False):
         require(self.has_positions, where, expected, "an item without positions")
         require(len(self.positions) in (3, 4), where, expected, repr(self.positions))
         expected = "fields that the model gets, and cfg"
-        for leaf in leaves(self.positions):
-            is_received = leaf.root == "cfg"
-            if leaf.root == "fields":
-                is_received = not self._is_hidden_field(leaf)
-            require(is_received, where, expected, repr(leaf), "Declare a derived field.")
+        for dependency in dependencies(self.positions):
+            is_received = dependency.root == "cfg"
+            if dependency.root == "fields":
+                is_received = not self._is_hidden_field(dependency)
+            require(is_received, where, expected, repr(dependency), "Declare a derived field.")
 
-    def _is_hidden_field(self, leaf: Leaf) -> bool:
-        if not leaf.keys or leaf.keys[0] not in self.fields:
+    def _is_hidden_field(self, dependency: Dependency) -> bool:
+        if not dependency.keys or dependency.keys[0] not in self.fields:
             return False
-        return self.fields[leaf.keys[0]].hidden
+        return self.fields[dependency.keys[0]].hidden
 
     def _check_process(self, where: str) -> None:
         process = self.process
@@ -300,12 +315,12 @@ class Modality(NamedPart, init=False):
     def _check_fields_read(self, where: str) -> None:
         """Refuse an expression over a field that is not declared."""
         expected = f"a field among {sorted(self.fields)}"
-        for leaf in self.leaves():
-            if _is_field(leaf):
-                name = leaf.keys[0]
+        for dependency in self.dependencies():
+            if _is_field(dependency):
+                name = dependency.keys[0]
                 is_declared = name in self.fields
                 remedy = "Declare it in fields."
-                require(is_declared, f"{where}, {leaf!r}", expected, repr(name), remedy)
+                require(is_declared, f"{where}, {dependency!r}", expected, repr(name), remedy)
 
     def _check_caching(self, where: str) -> None:
         """Refuse items that are cached by their content and depend on more than it."""
@@ -313,8 +328,8 @@ class Modality(NamedPart, init=False):
             return
         expected = "cacheable to say for which item.count processed items may be kept"
         remedy = "Write cacheable=False, or a condition on item.count."
-        require(COUNT not in self.leaves(), where, expected, "none", remedy)
-        reads_index = INDEX in leaves([self.fields, self.process])
+        require(COUNT not in self.dependencies(), where, expected, "none", remedy)
+        reads_index = INDEX in dependencies([self.fields, self.process])
         expected = "fields that do not read item.index, since items are cached by their content"
         remedy = "Read it in the layout, or say by cacheable= when items may be kept."
         require(not reads_index, where, expected, "some that do", remedy)
@@ -331,9 +346,9 @@ class Modality(NamedPart, init=False):
             require(owner is None, where, expected, f"{name!r}, {owner}", remedy)
         self._check_companions(where)
         if self.embeds_layout is self.layout:
-            for leaf in leaves(self.layout):
-                expected = f"a layout over item.rows, because the layout depends on {leaf!r}"
-                require(leaf.root != "item", f"{where}, embeds", expected, repr(self.embeds))
+            for dependency in dependencies(self.layout):
+                expected = f"a layout over item.rows, because the layout depends on {dependency!r}"
+                require(dependency.root != "item", f"{where}, embeds", expected, repr(self.embeds))
         if isinstance(self.embeds, Field):
             expected = "True, a layout, or flat(item.rows) where layout and targets read fields"
             is_flat_rows = self.embeds == flat(item.rows) and self._reads_only_fields()
@@ -351,7 +366,7 @@ class Modality(NamedPart, init=False):
 
     def _reads_only_fields(self) -> bool:
         """Return whether layout and targets depend on fields, and on nothing else of an item."""
-        roots = {leaf.root for leaf in leaves([self.layout, self.update])}
+        roots = {dependency.root for dependency in dependencies([self.layout, self.update])}
         return "fields" in roots and roots.isdisjoint(("item", "function"))
 
 
@@ -409,9 +424,9 @@ def _convert_embeds(embeds: Any) -> Any:
     return as_layout(embeds)
 
 
-def _is_field(leaf: Leaf) -> bool:
-    """Return whether a leaf names a field."""
-    return leaf.root == "fields" and bool(leaf.keys)
+def _is_field(dependency: Dependency) -> bool:
+    """Return whether a dependency names a field."""
+    return dependency.root == "fields" and bool(dependency.keys)
 
 
 def _remedy_for_item(value: Any) -> str:

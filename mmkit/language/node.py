@@ -1,203 +1,303 @@
 """The parts of a declaration: frozen, compared by what they declare, printed as their source.
 
-A parameter is written once, as a field of its class: what an author may write, and the one form in
-which the part holds it: ``layout: Stated[LayoutLike, Layout] = stated(as_layout)``.
+A parameter is declared once, as a field of its class. Where an author may write something else than
+the part holds, the type is `Converted` and a `parameter` has a converter: ``layout:
+Converted[LayoutLike, Layout] = parameter(as_layout)``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
+from dataclasses import Field as DataclassField
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
-from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
-    from .expr import Leaf
+    from .expr import Dependency
 
-Written = TypeVar("Written", contravariant=True)
-Held = TypeVar("Held", covariant=True)
+Accepted = TypeVar("Accepted", contravariant=True)
+Stored = TypeVar("Stored", covariant=True)
 
 
-class Stated(Generic[Written, Held]):
-    """The type of a field that takes one type and holds another; see `stated`."""
+class Converted(Generic[Accepted, Stored]):
+    """The type of a parameter for which an author writes an `Accepted`, and of which the part holds
+    a `Stored`.
+
+    Type checkers take the type of an argument from `__set__`, and that of an attribute from
+    `__get__`. Signatures and `help()` show the accepted type; see `Node.__init_subclass__`.
+    """
 
     if TYPE_CHECKING:
 
-        def __get__(self, owner: object, kind: type | None = None) -> Held: ...
+        def __get__(self, owner: object, kind: type | None = None) -> Stored: ...
 
-        def __set__(self, owner: object, value: Written) -> None: ...
+        def __set__(self, owner: object, value: Accepted) -> None: ...
 
 
-def stated(form: Callable[[Any], Any], **options: Any) -> Any:
-    """A field whose value is brought into one form.
+def parameter(converter: Callable[[Any], Any], **options: Any) -> Any:
+    """Declare a parameter whose value is converted when the part is made.
 
     Args:
-        form: a function of what is written, or of the default, to what is held, which it leaves as
-            it is. None stays None.
+        converter: an idempotent function of what an author wrote, or of the default; not called for
+            None.
         options: those of `dataclasses.field`.
     """
-    return field(metadata={"form": form}, **options)
+    return field(metadata={"converter": converter}, **options)
 
 
-@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field, stated))
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field, parameter))
 class Node:
     """Base of the parts of a declaration. Every subclass is a frozen dataclass, compared and hashed
     by its fields, expressions included; its `repr` is its source.
 
     Attributes:
-        _word: what declares such a part; empty for the name of its class.
+        _word: the word that declares such a part; empty for the name of its class.
         _is_named: whether its source names arguments that every such part has.
         _names: the names of its fields.
-        _forms: what brings a field into its form.
+        _converters: the converters of those fields that have one.
     """
 
     _word: ClassVar[str] = ""
     _is_named: ClassVar[bool] = False
     _names: ClassVar[tuple[str, ...]] = ()
-    _forms: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+    _converters: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
 
     def __init_subclass__(cls, *, init: bool = True) -> None:
-        known: Any = dataclass(frozen=True, repr=False, eq=False, init=init)(cls)
-        own = dataclass_fields(known)
-        cls._names = tuple(one.name for one in own)
-        cls._forms = {one.name: one.metadata["form"] for one in own if one.metadata}
+        # the dataclass copies its annotations into the signature of __init__
+        annotations = {}
+        for name, annotation in cls.__annotations__.items():
+            annotations[name] = _find_accepted_type(annotation)
+        cls.__annotations__ = annotations
+        dataclass(frozen=True, repr=False, eq=False, init=init)(cls)
+
+        names: list[str] = []
+        converters: dict[str, Callable[[Any], Any]] = {}
+        for declared in _list_fields(cls):
+            names.append(declared.name)
+            if "converter" in declared.metadata:
+                converters[declared.name] = declared.metadata["converter"]
+        cls._names = tuple(names)
+        cls._converters = converters
 
     def __post_init__(self) -> None:
-        stated = ((name, getattr(self, name)) for name in self._forms)
-        self._set(**{n: self._forms[n](value) for n, value in stated if value is not None})
+        for name, convert in self._converters.items():
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, convert(value))
 
     def _set(self, **values: Any) -> None:
+        """Set fields while the part is made; it is frozen from then on."""
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
-        return same(self, other) if type(self) is type(other) else NotImplemented
+        if type(self) is not type(other):
+            return NotImplemented
+        return is_equal_declaration(self, other)
 
     def __hash__(self) -> int:
-        return hash(structure(self))
+        return hash(build_structure(self))
 
     def __repr__(self) -> str:
-        return f"{self._word or type(self).__name__}({', '.join(self._stated())})"
+        word = self._word or type(self).__name__
+        return f"{word}({', '.join(self._write_arguments())})"
 
-    def _stated(self) -> Iterator[str]:
-        """The fields that are not as by default, as arguments."""
-        known: Any = dataclass_fields(self)  # type: ignore[arg-type]
-        for one in sorted(known, key=lambda one: one.kw_only):
-            value, make = getattr(self, one.name), one.default_factory
-            default = one.default if make is MISSING else make()
-            if default is MISSING and not one.kw_only and not self._is_named:
-                yield source(value)
-            elif default is MISSING or (one.repr and not same(value, default)):
-                yield f"{one.name}={source(value)}"
+    def _write_arguments(self) -> Iterator[str]:
+        """Write the fields that differ from their defaults as arguments, keywords last."""
+        positional: list[str] = []
+        keywords: list[str] = []
+        for declared in _list_fields(self):
+            value = getattr(self, declared.name)
+            default = declared.default
+            if declared.default_factory is not MISSING:
+                default = declared.default_factory()
+            is_required = default is MISSING
+            if is_required and not declared.kw_only and not self._is_named:
+                positional.append(write_source(value))
+                continue
+            is_shown = declared.repr and not is_equal_declaration(value, default)
+            if not is_required and not is_shown:
+                continue
+            argument = f"{declared.name}={write_source(value)}"
+            if declared.kw_only:
+                keywords.append(argument)
+            else:
+                positional.append(argument)
+        yield from positional
+        yield from keywords
 
-    def _source(self) -> str:
-        """The source where this part is an argument."""
+    def _write_source(self) -> str:
+        """Write the source where this part is an argument."""
         return repr(self)
 
-    def _folded(self, scope: Any) -> Any:
-        """See `fold`."""
+    def _fold(self, scope: Any) -> Any:
+        """Return what replaces this part in `fold`."""
         return self
 
-    def _evaluated(self, scope: Any) -> Any:
-        """See `evaluate_all`."""
+    def _evaluate(self, scope: Any) -> Any:
+        """Return what replaces this part in `evaluate_all`."""
         return self
 
     @cached_property
-    def _leaves(self) -> frozenset[Leaf]:
-        return frozenset().union(*map(leaves, parts(self)))
+    def _dependencies(self) -> frozenset[Dependency]:
+        return dependencies(list_parts(self))
+
+
+def _find_accepted_type(annotation: Any) -> Any:
+    """Return the accepted type of an annotation `Converted`; any other annotation as it is."""
+    # all modules of declarations postpone their annotations: these are texts
+    if not isinstance(annotation, str) or not annotation.startswith("Converted["):
+        return annotation
+    arguments = annotation.removeprefix("Converted[").removesuffix("]")
+    depth = 0
+    for position, character in enumerate(arguments):
+        if character in "[(":
+            depth += 1
+        elif character in "])":
+            depth -= 1
+        elif character == "," and depth == 0:
+            return arguments[:position]
+    raise TypeError(f"{annotation} has one type, expected two")
+
+
+def _list_fields(part: Any) -> tuple[DataclassField[Any], ...]:
+    return dataclass_fields(part)
 
 
 class Part(Node):
     """A part of a declaration that is bound to a config and a tokenizer."""
 
     def bind(self, scope: Any) -> Any:
-        """This part with everything that depends on `cfg`, `proc` and `tok` alone evaluated."""
-        kind: Any = type(self)
-        bound = fold(stated := tuple(parts(self)), scope)
-        return self if bound is stated else kind(**dict(zip(self._names, bound, strict=True)))
+        """Return this part with everything that depends on `cfg`, `proc` and `tok` only evaluated.
 
-    def leaves(self) -> frozenset[Leaf]:
-        """Everything that this part depends on; see `mmkit.language.node.leaves`."""
-        return self._leaves
+        A part with nothing to evaluate is returned itself.
+        """
+        values = tuple(list_parts(self))
+        bound = fold(values, scope)
+        if bound is values:  # fold returns a tuple whose elements stay as it is
+            return self
+        return self._rebuild(bound)
 
-    def _folded(self, scope: Any) -> Any:
+    def dependencies(self) -> frozenset[Dependency]:
+        """Return everything that this part depends on; see `mmkit.language.node.dependencies`."""
+        return self._dependencies
+
+    def _fold(self, scope: Any) -> Any:
         return self.bind(scope)
 
-    def _evaluated(self, scope: Any) -> Any:
+    def _evaluate(self, scope: Any) -> Any:
+        values = [evaluate_all(value, scope) for value in list_parts(self)]
+        return self._rebuild(values)
+
+    def _rebuild(self, values: Iterable[Any]) -> Any:
+        """Return a part of the same class with other values of its fields."""
         kind: Any = type(self)
-        return kind(*[evaluate_all(part, scope) for part in parts(self)])
+        return kind(**dict(zip(self._names, values, strict=True)))
 
 
-def source(value: Any) -> str:
-    """The source of an argument; of a function, its name."""
+def write_source(value: Any) -> str:
+    """Write the source of an argument; of a function, its name."""
     if isinstance(value, Node):
-        return value._source()
-    return getattr(value, "__qualname__", repr(value)) if callable(value) else repr(value)
+        return value._write_source()
+    if callable(value):
+        return getattr(value, "__qualname__", repr(value))
+    return repr(value)
 
 
-def parts(value: Any) -> Iterable[Any]:
-    """The parts of a part of a spec: the fields of a declaration, the elements of a container."""
+def list_parts(value: Any) -> Iterable[Any]:
+    """List the parts of a value: the fields of a declaration, the elements of a container."""
     if isinstance(value, (list, tuple)):
         return value
     if isinstance(value, Node):
         return [getattr(value, name) for name in value._names]
-    return value.values() if isinstance(value, Mapping) else ()
+    if isinstance(value, Mapping):
+        return value.values()
+    return ()
 
 
-def structure(part: Any) -> Any:
-    """A part of a spec as plain tuples, which are equal, with equal hashes, for equal
-    declarations."""
+def build_structure(part: Any) -> Any:
+    """Build plain tuples from a part of a spec. Those of equal declarations are equal, and have
+    equal hashes."""
     if isinstance(part, Mapping):
-        return frozenset((name, structure(value)) for name, value in part.items())
+        return frozenset((name, build_structure(value)) for name, value in part.items())
     if isinstance(part, (Node, list, tuple)):
-        kind = (type(part),) if isinstance(part, Node) else ()
-        return (*kind, *map(structure, parts(part)))
-    return (slice, part.start, part.stop, part.step) if isinstance(part, slice) else part
+        structures = [build_structure(inner) for inner in list_parts(part)]
+        if isinstance(part, Node):
+            structures.insert(0, type(part))
+        return tuple(structures)
+    if isinstance(part, slice):
+        return (slice, part.start, part.stop, part.step)
+    return part
 
 
-def same(a: Any, b: Any) -> bool:
-    """Whether two parts of a spec are equal declarations; ``==`` between expressions records a
+def is_equal_declaration(a: Any, b: Any) -> bool:
+    """Return whether two parts of a spec declare the same; ``==`` between expressions records a
     comparison of their values."""
-    return bool(structure(a) == structure(b))
+    return bool(build_structure(a) == build_structure(b))
 
 
-def leaves(value: Any) -> frozenset[Leaf]:
-    """Everything that a value or a part of a declaration depends on, as the longest chains:
-    ``leaves(cfg.a.b + item.width * 2)`` are ``cfg.a.b`` and ``item.width``.
+def dependencies(value: Any) -> frozenset[Dependency]:
+    """Return everything that a value or a part of a declaration depends on, as the longest chains:
+    ``dependencies(cfg.a.b + item.width * 2)`` are ``cfg.a.b`` and ``item.width``.
     """
     if isinstance(value, Node):
-        return value._leaves
-    return frozenset().union(*map(leaves, inner)) if (inner := parts(value)) else frozenset()
+        return value._dependencies
+    result: frozenset[Dependency] = frozenset()
+    for part in list_parts(value):
+        result |= dependencies(part)
+    return result
 
 
-def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """A function applied to a value; to a container, its elements, however deep. A tuple whose
-    elements stay is returned as it is."""
+def map_values(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to a value, or to the elements of a container, however deep.
+
+    A tuple whose elements stay the same objects is returned itself.
+    """
     if isinstance(value, (list, tuple)):
-        results = [mapped(function, part) for part in value]
-        is_same = isinstance(value, tuple) and all(map(is_, results, value))
-        return value if is_same else type(value)(results)
-    # most values are of types that are told without asking an abstract class
+        results = [map_values(function, element) for element in value]
+        if isinstance(value, tuple) and _are_identical(results, value):
+            return value
+        return type(value)(results)
+    # asking for Mapping, an abstract class, is slow: most values are known not to be one
     if not isinstance(value, (Node, str, int)) and isinstance(value, Mapping):
-        return {name: mapped(function, part) for name, part in value.items()}
+        return {name: map_values(function, element) for name, element in value.items()}
     return function(value)
 
 
+def _are_identical(results: list[Any], values: tuple[Any, ...]) -> bool:
+    for result, value in zip(results, values, strict=True):
+        if result is not value:
+            return False
+    return True
+
+
 def fold(value: Any, scope: Any) -> Any:
-    """Replace every part that depends on `cfg`, `proc`, `kwargs` and `tok` alone by its value.
+    """Replace every part that depends on `cfg`, `proc`, `kwargs` and `tok` only by its value.
 
     Raises:
         SpecError: a config or processor attribute is missing.
     """
-    return mapped(lambda part: part._folded(scope) if isinstance(part, Node) else part, value)
+
+    def fold_value(part: Any) -> Any:
+        if isinstance(part, Node):
+            return part._fold(scope)
+        return part
+
+    return map_values(fold_value, value)
 
 
 def evaluate_all(value: Any, scope: Any) -> Any:
-    """The value of every expression in a part or a container.
+    """Return the value of every expression in a part or a container.
 
     Raises:
         SpecError: as for `mmkit.language.expr.evaluate`.
     """
-    return mapped(lambda part: part._evaluated(scope) if isinstance(part, Node) else part, value)
+
+    def evaluate_value(part: Any) -> Any:
+        if isinstance(part, Node):
+            return part._evaluate(scope)
+        return part
+
+    return map_values(evaluate_value, value)

@@ -74,10 +74,10 @@ class Output(NamedPart, init=False):
         require(callable(self.decode), f"{where}, decode", expected, repr(self.decode))
         may_encode = self.encode is None or callable(self.encode)
         require(may_encode, f"{where}, encode", expected, repr(self.encode))
-        for leaf in self.layout.leaves():
-            is_known_when_bound = leaf.root in ("cfg", "tok", "function")
+        for dependency in self.layout.dependencies():
+            is_known_when_bound = dependency.root in ("cfg", "tok", "function")
             expected = "values of cfg and tok"
-            require(is_known_when_bound, f"{where}, layout", expected, repr(leaf))
+            require(is_known_when_bound, f"{where}, layout", expected, repr(dependency))
 
 
 class Declaration(NamedPart, init=False):
@@ -160,7 +160,7 @@ class Declaration(NamedPart, init=False):
                 continue
             for update in declared.update:
                 if isinstance(update, Replace):
-                    return update.text(scope)
+                    return update.find_text(scope)
         return None
 
     # -- the checks; each may rely on the earlier ones --
@@ -224,9 +224,9 @@ class Declaration(NamedPart, init=False):
         _check_unique("field", fields, where)
         _check_unique("output", [output.name for output in self.outputs], where)
 
-    def _stated(self) -> Iterator[str]:
+    def _write_arguments(self) -> Iterator[str]:
         # modalities are arguments without a name, after the name of the spec
-        arguments = super()._stated()
+        arguments = super()._write_arguments()
         yield next(arguments)
         for modality in self.modalities:
             yield repr(modality)

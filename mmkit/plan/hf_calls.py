@@ -14,7 +14,7 @@ from ..errors import InputError, SpecError
 from ..language.expr import evaluate
 from ..language.field import HF
 from ..language.items import SCOPES, ItemType, options_of
-from ..language.node import mapped
+from ..language.node import map_values
 from .memo import options_key
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class HFCall:
         """The outputs, floats in the dtype of the modality. No option takes the place of an input:
         Python refuses a name that is in both."""
         in_dtype = partial(_in_dtype, dtype=self.modality.dtype)
-        return mapped(in_dtype, self.processor(**inputs, **options))  # type: ignore[no-any-return]
+        return map_values(in_dtype, self.processor(**inputs, **options))  # type: ignore[no-any-return]
 
     def outputs(self, items: Mapping[HFCall, Taken]) -> Mapping[str, Any]:
         """The outputs for the items of the modalities that share the call, as vLLM has them: with

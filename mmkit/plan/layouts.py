@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InputError, MmkitError, SpecError
-from ..language.expr import COUNT, INDEX, Expr, Leaf, Scope, evaluate, plain
-from ..language.layout import Insert, Layout, Placeholder, Replace, Target, whole
-from ..language.node import leaves
-from ..language.vocabulary import check_ids
+from ..language.expr import COUNT, INDEX, Dependency, Expr, Scope, evaluate, to_python
+from ..language.layout import Insert, ItemTokens, Layout, Replace, Target, to_whole
+from ..language.node import dependencies
+from ..language.vocabulary import check_spec_ids
 from .memo import Memo
 from .parsing import Taken
 from .placement import ItemLayout, ResolvedUpdate
@@ -54,20 +54,22 @@ class LayoutEvaluator:
     def __init__(self, modality: BoundModality, layout: Layout, vocab_size: int) -> None:
         self._modality, self.layout, self._vocab_size = modality, layout, vocab_size
         where = f"{modality.where}, layout"
-        for part in layout.varying():
+        for part in layout.find_varying_parts():
             expected = "placeholder ids that no item chooses"
             remedy = "Choose among embed() of several ids by where(): prompts are guarded by ids."
             raise SpecError(where, expected, repr(part), remedy)
-        for fixed in layout.fixed():
-            check_ids(fixed.ids, vocab_size, where)
+        for fixed in layout.find_fixed_parts():
+            check_spec_ids(fixed.ids, vocab_size, where)
             self._guard(fixed.embed_ids)
             modality.literal_ids |= fixed.literal_ids
-        own, grid = layout.leaves(), leaves(modality.grid)
-        read = own.union(*(update.leaves() for update in modality.updates))
+        own, grid = layout.dependencies(), dependencies(modality.grid)
+        read = own.union(*(update.dependencies() for update in modality.updates))
         # what tells one geometry from another
-        self._told_by = [leaf.expr for leaf in read | grid]
+        self._told_by = [dependency.expr for dependency in read | grid]
         self._read_by_grid = _fields_read(grid)
-        self.is_opaque = any(leaf.root == "function" for leaf in read)  # it may read anything
+        self.is_opaque = any(
+            dependency.root == "function" for dependency in read
+        )  # it may read anything
         names = _fields_read(read)
         self.fields = None if self.is_opaque or None in names else names
         self.varies = self.is_opaque or bool(self._told_by)
@@ -101,7 +103,7 @@ class LayoutEvaluator:
             placeholder = self.layout.lay(scope)
         if modality.spec.has_positions and not placeholder.num_embeds:
             raise self._without_positions(scope, placeholder)
-        check_ids(placeholder.ids, self._vocab_size, at.where)
+        check_spec_ids(placeholder.ids, self._vocab_size, at.where)
         self._guard(placeholder.embed_ids)
         if modality.guarded is None:
             modality.literal_ids |= placeholder.literal_ids
@@ -111,14 +113,14 @@ class LayoutEvaluator:
         at = modality.at("update")
         for update in modality.updates:
             with at:
-                target = update.resolve(scope)
-            check_ids(target, self._vocab_size, at.where)
+                target = update.resolve_target(scope)
+            check_spec_ids(target, self._vocab_size, at.where)
             if isinstance(update, Replace) and not target:
                 raise SpecError(at.where, "a target of at least one token", "none")
             ways.append(ResolvedUpdate(update, target))
         return ItemLayout(placeholder, ways)
 
-    def _without_positions(self, scope: Scope, placeholder: Placeholder) -> InputError:
+    def _without_positions(self, scope: Scope, placeholder: ItemTokens) -> InputError:
         """The refusal of an item without any position that receives an encoder row."""
         modality = self._modality
         expected, got = "at least one placeholder per item", f"none for {_sized(scope.item)}"
@@ -181,15 +183,15 @@ class LayoutEvaluator:
         static, limit = self._modality.static, self._modality.limit
         known: dict[Target, bool] = {}
         for update in self._modality.updates:
-            numbered = update.leaves() == {INDEX}
-            if not isinstance(update, Replace) or (update.leaves() and not numbered):
+            numbered = update.dependencies() == {INDEX}
+            if not isinstance(update, Replace) or (update.dependencies() and not numbered):
                 continue
             most = min(_NUMBERED if limit is None else limit, _NUMBERED) if numbered else 1
-            scopes = [static.of(SimpleNamespace(index=index), None) for index in range(most)]
+            scopes = [static.for_item(SimpleNamespace(index=index), None) for index in range(most)]
             if numbered and static.tok is not None:
-                static.tok.learn([*filter(None, map(update.text, scopes))])
+                static.tok.learn([*filter(None, map(update.find_text, scopes))])
             with suppress(SpecError):  # the vocabulary ends somewhere
-                for target in map(update.resolve, scopes):
+                for target in map(update.resolve_target, scopes):
                     known[target] = numbered or self._is_special(target)
         return known
 
@@ -197,12 +199,16 @@ class LayoutEvaluator:
         """Return the prefixes after which layouts are inserted, as far as they are known without an
         item."""
         inserts = [update for update in self._modality.updates if isinstance(update, Insert)]
-        return [update.resolve(self._modality.static) for update in inserts if not update.leaves()]
+        return [
+            update.resolve_target(self._modality.static)
+            for update in inserts
+            if not update.dependencies()
+        ]
 
     def _is_special(self, target: Target) -> bool:
         """Whether an ordinary text never contains a target."""
         tok = self._modality.static.tok
-        return len(target) == 1 if tok is None else not tok.special.isdisjoint(target)
+        return len(target) == 1 if tok is None else not tok.special_ids.isdisjoint(target)
 
     def rows(self, fields: Mapping[str, Any]) -> int:
         """Encoder rows of an item by its fields alone."""
@@ -223,7 +229,7 @@ class LayoutEvaluator:
         Raises:
             SpecError: the grid has another number of positions than the layout has rows.
         """
-        placeholder = Placeholder([], np.asarray(mask, np.bool_).tobytes())
+        placeholder = ItemTokens([], np.asarray(mask, np.bool_).tobytes())
         scope = self._modality.scope(SimpleNamespace(), 0, fields)
         t, h, w, *scale = self._sizes(scope, placeholder)
         starts = [start for start, _ in placeholder.runs]
@@ -234,14 +240,14 @@ class LayoutEvaluator:
             grid[0] = (grid[0] * scale[0]).astype(np.int64)
         return [(starts[0], grid.reshape(3, -1))]
 
-    def _sizes(self, scope: Scope, placeholder: Placeholder) -> list[Any]:
+    def _sizes(self, scope: Scope, placeholder: ItemTokens) -> list[Any]:
         """The sizes of an item's grid, compared with the mask of its layout: one run of all its
         rows, or one of each time."""
         grid = self._modality.grid
         with self._modality.at("positions"):
-            values = [plain(evaluate(part, scope)) for part in grid]
+            values = [to_python(evaluate(part, scope)) for part in grid]
             pairs = zip(values[:3], grid, strict=False)
-            t, h, w = (whole(value, part, "a size of a grid") for value, part in pairs)
+            t, h, w = (to_whole(value, part, "a size of a grid") for value, part in pairs)
             lengths = [length for _, length in placeholder.runs]
             if lengths not in ([t * h * w], [h * w] * t):
                 expected = f"embed() positions for a grid of {(t, h, w)}"
@@ -306,9 +312,9 @@ def refusals_of_items(modality: BoundModality, scope: Scope) -> Iterator[None]:
         raise InputError(_where(modality, scope), "an item that has a layout", got) from error
 
 
-def _fields_read(leaves: Iterable[Leaf]) -> frozenset[Any]:
+def _fields_read(dependencies: Iterable[Dependency]) -> frozenset[Any]:
     """The names of fields; None for all of them."""
-    return frozenset(next(iter(one.keys), None) for one in leaves if one.root == "fields")
+    return frozenset(next(iter(one.keys), None) for one in dependencies if one.root == "fields")
 
 
 def _geometry(part: Expr, scope: Scope) -> Any:
@@ -325,4 +331,4 @@ def _geometry(part: Expr, scope: Scope) -> Any:
         return value
     if math.prod(getattr(value, "shape", ())) > _KEYS:
         return []  # cannot be hashed
-    return plain(value)
+    return to_python(value)

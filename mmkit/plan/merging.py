@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import SpecError
-from ..language.layout import Placeholder
+from ..language.layout import ItemTokens
 from ..language.vocabulary import Vocabulary
 from .placement import ItemLayout, LayoutsByModality, PlacedPrompt, Placement, ResolvedUpdate
 
@@ -98,7 +98,7 @@ class MergedRuns:
             for position, is_embed in zip(positions, placement.tokens.mask, strict=True):
                 if is_embed and position >= start:
                     mask[position - start] = 1
-            tokens = Placeholder(ids[start:end], bytes(mask))
+            tokens = ItemTokens(ids[start:end], bytes(mask))
             placements.append(Placement(placement.modality, placement.index, start, tokens))
         return PlacedPrompt(ids, placements)
 
@@ -110,7 +110,7 @@ class MergedRuns:
         updates: list[ResolvedUpdate] = []
         for update, target in layout.updates:
             updates.append(ResolvedUpdate(update, tuple(self.split(target))))
-        return ItemLayout(Placeholder(self.split(layout.tokens.ids), bytes(mask)), updates)
+        return ItemLayout(ItemTokens(self.split(layout.tokens.ids), bytes(mask)), updates)
 
     def _end_of_run(self, ids: Sequence[int], start: int) -> int:
         """Return the offset after the run that begins at `start`, or after one other token."""

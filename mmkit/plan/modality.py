@@ -20,19 +20,19 @@ from ..errors import (
     locate_errors,
     report_as_spec_error,
 )
-from ..language.expr import Fields, Scope, evaluate, truth
-from ..language.field import HF, Batched, Field, Identity, Shared
+from ..language.expr import Fields, Scope, evaluate, holds
+from ..language.field import HF, Batched, Constant, Field, Identity
 from ..language.items import ItemType, options_of, unscoped
 from ..language.items.tensor import Tensor
 from ..language.layout import (
     AlreadyExpanded,
     Insert,
+    ItemTokens,
     Layout,
-    Placeholder,
     Replace,
     Target,
     Update,
-    whole,
+    to_whole,
 )
 from ..language.modality import Modality
 from ..language.node import fold
@@ -203,7 +203,7 @@ class BoundModality:
         self.grid: Sequence[Any] = bound("positions", spec.positions or ())
         with refusals.collect(), self.at("limit"):
             limit = evaluate(spec.limit, self.static)
-            self.limit = None if limit is None else whole(limit, spec.limit, "the most items")
+            self.limit = None if limit is None else to_whole(limit, spec.limit, "the most items")
         refusals.raise_first()
         self.item: ItemType = item if hf else item.for_function()
         self.embed_ids: set[int] = set()
@@ -220,7 +220,7 @@ class BoundModality:
         self.checked = [
             name
             for name, field in self.fields.items()
-            if not isinstance(field, Shared) and (is_processed or field.is_derived)
+            if not isinstance(field, Constant) and (is_processed or field.is_derived)
         ]
         self.fields_and_embeds = dict(self.fields)
         if self.parser.takes_embeds:
@@ -240,7 +240,7 @@ class BoundModality:
             remedy = "State a layout over the facts of item, or the one with the most rows."
             raise SpecError(f"{self.where}, item", expected, f"{candidates} of them", remedy)
         # functions may read what changes while an item is cached; of expressions, the spec knows it
-        has_functions = any(leaf.root == "function" for leaf in spec.leaves())
+        has_functions = any(dependency.root == "function" for dependency in spec.dependencies())
         self._hides = spec.cacheable is True and has_functions
         self.adapted: dict[Any, Any] = {}
 
@@ -264,7 +264,9 @@ class BoundModality:
         if isinstance(self.spec.cacheable, bool):
             return self.spec.cacheable
         with self.at("cacheable"):
-            return truth(self.spec.cacheable, self.static.of(SimpleNamespace(count=count), None))
+            return holds(
+                self.spec.cacheable, self.static.for_item(SimpleNamespace(count=count), None)
+            )
 
     def scope(
         self,
@@ -299,7 +301,7 @@ class BoundModality:
             facts.count = count
         if fields is not None and not isinstance(fields, Fields):
             fields = Fields(fields)
-        return self.static.of(facts, fields)
+        return self.static.for_item(facts, fields)
 
     def layouts(
         self, taken: Taken, fields: Processed | None = None, *, may_be_larger: bool = False
@@ -364,14 +366,16 @@ class BoundModality:
         """The target of each item, and the ids that a caller writes for it, by the first update.
         Items are processed where layouts or targets need it."""
         update = self.updates[0]
-        roots = {leaf.root for leaf in update.leaves()}
+        roots = {dependency.root for dependency in update.dependencies()}
         if isinstance(update, AlreadyExpanded) or not roots.isdisjoint(("fields", "function")):
             layouts = self.layouts(taken, may_be_larger=True)
             return [(own.updates[0].target, own.caller_ids[0]) for own in layouts]
         is_replaced = isinstance(update, Replace)
         total = taken.total
         scopes = [self.scope(value, i, None, total) for i, value in enumerate(taken.values)]
-        return [(target, target if is_replaced else ()) for target in map(update.resolve, scopes)]
+        return [
+            (target, target if is_replaced else ()) for target in map(update.resolve_target, scopes)
+        ]
 
     def process(self, value: Any) -> dict[str, Any]:
         """The processed fields of an item that the spec itself states.
@@ -426,7 +430,7 @@ class BoundModality:
         return processing.run(taken) if self.needs_fields else processing.of_facts(taken)
 
     @cached_property
-    def _stated_largest(self) -> tuple[Any, Placeholder]:
+    def _stated_largest(self) -> tuple[Any, ItemTokens]:
         """The item with the most encoder rows that the spec states, and its layout, which may be
         longer than the context."""
         return self._of_most_rows(self.item.candidates())
@@ -474,12 +478,12 @@ class BoundModality:
             return self.largest[0]
         return self._fitted(item, self._of_most_rows(item.candidates()))[0]
 
-    def _of_most_rows(self, items: Sequence[Any]) -> tuple[Any, Placeholder]:
+    def _of_most_rows(self, items: Sequence[Any]) -> tuple[Any, ItemTokens]:
         """Return the item with the most encoder rows, the first of equals, and its layout."""
         placed = [(value, self.placeholder_of(value)) for value in items]
         return max(placed, key=lambda pair: pair[1].num_embeds)
 
-    def _fitted(self, item: ItemType, largest: tuple[Any, Placeholder]) -> tuple[Any, Placeholder]:
+    def _fitted(self, item: ItemType, largest: tuple[Any, ItemTokens]) -> tuple[Any, ItemTokens]:
         """Return an item with as many encoder rows as fit the context, and its layout.
 
         The largest item itself, if it fits, or if only the Hugging Face processor knows its rows.
@@ -503,7 +507,7 @@ class BoundModality:
 
     def _smaller(
         self, item: ItemType, sizes: Sequence[int], first: int
-    ) -> tuple[Any, Placeholder] | None:
+    ) -> tuple[Any, ItemTokens] | None:
         """Return the largest item that fits the context, with the first size made smaller, and as
         long as it does not fit, the next one too; None if none fits."""
         most = [math.inf] * len(sizes)
@@ -520,11 +524,11 @@ class BoundModality:
 
     def _longest(
         self, steps: range, candidates: Callable[[int], list[Any]]
-    ) -> tuple[Any, Placeholder] | None:
+    ) -> tuple[Any, ItemTokens] | None:
         """Return the candidate of the last step that fits the context, and its layout; None if none
         fits. Candidates grow from step to step. One that is refused is taken for too small."""
         assert self._max_model_len is not None
-        fitting: tuple[Any, Placeholder] | None = None
+        fitting: tuple[Any, ItemTokens] | None = None
         begin, end = steps.start, steps.stop
         while begin < end:
             step = (begin + end) // 2
@@ -587,7 +591,7 @@ class BoundModality:
             remedy = "Say by cacheable=False that an item depends on its position."
             raise SpecError(f"{self.where}, layout", expected, str(second), remedy)
 
-    def placeholder_of(self, value: Any, index: int = 0) -> Placeholder:
+    def placeholder_of(self, value: Any, index: int = 0) -> ItemTokens:
         """Return the evaluated layout of a raw item that mmkit made, as if it were the only one.
 
         Args:
@@ -601,7 +605,7 @@ class BoundModality:
             (fields,) = self.read(Taken.whole([value]))
         return self.placeholder_in(self.scope(value, index, fields))
 
-    def placeholder_in(self, scope: Scope) -> Placeholder:
+    def placeholder_in(self, scope: Scope) -> ItemTokens:
         """Return the evaluated layout of a raw item in its scope. Errors as for
         `placeholder_of`."""
         try:

@@ -13,7 +13,7 @@ from ..language.expr import Scope
 from ..language.items.base import form
 from ..language.items.tensor import DTYPES
 from ..language.spec import Array, Output
-from ..language.vocabulary import check_ids, id_text
+from ..language.vocabulary import check_spec_ids, describe_id
 
 
 class BoundOutput:
@@ -61,7 +61,7 @@ class BoundOutput:
         if True not in is_chosen:
             raise SpecError(where, "at least one any_id()", "none")
         self._is_chosen = np.array(is_chosen)
-        check_ids([ids[-1] for ids in self.allowed], vocab_size, where)
+        check_spec_ids([ids[-1] for ids in self.allowed], vocab_size, where)
         distinct = set(self.allowed)
         _check_not_reserved(distinct, reserved, where)
         self.common = self.allowed[0] if len(distinct) == 1 else None
@@ -156,7 +156,7 @@ class BoundOutput:
             expected = f"the id {allowed[0]}"
             if len(allowed) > 1:
                 expected = f"an id from {allowed[0]} to {allowed[-1]}"
-            return _WrongId(position, expected, id_text(token))
+            return _WrongId(position, expected, describe_id(token))
         return None
 
 

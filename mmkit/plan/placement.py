@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import InputError
-from ..language.layout import Insert, Placeholder, Replace, Target, Update, as_text
+from ..language.layout import Insert, ItemTokens, Replace, Target, Update, as_text
 from ..language.vocabulary import Vocabulary
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
@@ -69,7 +69,7 @@ class ItemLayout:
         updates: in order of preference.
     """
 
-    tokens: Placeholder
+    tokens: ItemTokens
     updates: Sequence[ResolvedUpdate]
 
     def for_index(self, index: int) -> ItemLayout:
@@ -79,7 +79,9 @@ class ItemLayout:
     @cached_property
     def caller_ids(self) -> list[Target]:
         """The ids that a caller writes for the item, by each update; none for an `insert`."""
-        return [tuple(update.written(target, self.tokens)) for update, target in self.updates]
+        return [
+            tuple(update.list_caller_ids(target, self.tokens)) for update, target in self.updates
+        ]
 
     @property
     def unexpanded_ids(self) -> Target:
@@ -136,7 +138,7 @@ class Placement:
     modality: str
     index: int
     start: int
-    tokens: Placeholder = field(repr=False)
+    tokens: ItemTokens = field(repr=False)
 
     @property
     def end(self) -> int:
@@ -215,7 +217,7 @@ def describe_ids(ids: Sequence[int], tok: Vocabulary | None = None) -> str:
         return f"{describe_ids(ids[:1], tok)} * {len(ids)}"
     is_short = len(ids) <= MAX_IDS_SHOWN
     shown = ids if is_short else ids[:4]
-    text = tok.text_of_target(shown).strip(" ") if tok is not None else ""
+    text = tok.decode_target(shown).strip(" ") if tok is not None else ""
     if text.strip():
         return repr(text) if is_short else f"{text!r}... of {len(ids)} tokens"
     return str(ids) if is_short else f"[{', '.join(map(str, shown))}, ... {len(ids)} ids]"
@@ -530,7 +532,7 @@ class _Search:
 def find_anchor(layout: ItemLayout, prompt: Sequence[int]) -> Span | None:
     """Return where the first update that inserts the layout does so; None where none does."""
     for update, target in layout.updates:
-        offset = update.anchor(prompt, target)
+        offset = update.find_anchor(prompt, target)
         if offset is not None:
             return Span(offset, offset)
     return None

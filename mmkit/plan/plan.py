@@ -23,12 +23,18 @@ from ..errors import (
     locate_errors,
     report_as_options_error,
 )
-from ..language.expr import Scope, truth
+from ..language.expr import Scope, holds
 from ..language.items import unscoped
 from ..language.layout import EndingWith, Fixed, Target
 from ..language.node import fold
 from ..language.spec import Declaration
-from ..language.vocabulary import Vocabulary, check_ids, id_text, of_text_config, vocab_size
+from ..language.vocabulary import (
+    Vocabulary,
+    check_spec_ids,
+    describe_id,
+    read_text_config,
+    read_vocab_size,
+)
 from . import placement, text_targets
 from .hf_calls import HFCall
 from .memo import Memo, options_key
@@ -116,7 +122,7 @@ class Plan:
         self._base = base
         self.spec, self.dtype, self._is_raw = spec, dtype, spec.is_raw
         # a model of raw input may have no ids; any id will do for its prompt
-        self.vocab_size = vocab_size(config, sys.maxunicode if self._is_raw else None)
+        self.vocab_size = read_vocab_size(config, sys.maxunicode if self._is_raw else None)
         # the items of an encoder-decoder model do not count towards the decoder's context
         self._max_model_len = max_model_len if spec.decoder_prompt is None else None
         self.hidden_size = hidden_size(config)
@@ -162,7 +168,7 @@ class Plan:
             with refusals.collect():
                 with locate_errors(f"{name}.{m.name}, when"):
                     concerning = replace(scope, kwargs=unscoped(m.item, scope.kwargs))
-                    present = truth(m.when, concerning)
+                    present = holds(m.when, concerning)
                 if present:
                     base = self._base.modalities[m.name] if self._base else None
                     limits = self.vocab_size, self._max_model_len
@@ -191,12 +197,12 @@ class Plan:
         """
         expected = "a placeholder id that no text has"
         remedy = "Use a special token, or a reserved id: placeholder ids are never sampled."
-        (end,) = of_text_config(config, "eos_token_id")
+        (end,) = read_text_config(config, "eos_token_id")
         ends = end if isinstance(end, (list, tuple)) else [end]
         for token, names in self._owners.items():
             how = None
             if tok is not None:
-                how = tok.in_texts(token)
+                how = tok.explain_in_texts(token)
             elif token in ends and not self.spec.outputs:
                 how = "the config's eos_token_id, with which an answer ends"
             if how is not None:
@@ -208,7 +214,7 @@ class Plan:
         if tok is None:
             return []
         ids = {*self.embed_ids, *(target[0] for target in self._reserved if len(target) == 1)}
-        return tok.texts(ids)
+        return tok.find_texts(ids)
 
     def _check_literal_ids(self) -> None:
         """Refuse placeholder ids where no item of their modality stands: in a prompt without items
@@ -226,7 +232,7 @@ class Plan:
             for prefix in modality.layout_evaluator.prefixes():
                 self._check_literals(prefix, f"{modality.where}, update")
         if isinstance(end := self._prompts["prompt"], EndingWith):
-            for fixed in end.ids.fixed():
+            for fixed in end.ids.find_fixed_parts():
                 self._check_literals(fixed.literal_ids, f"{self.spec.name}.prompt")
 
     def _check_literals(self, ids: Iterable[int], where: str, name: str = "") -> None:
@@ -251,10 +257,10 @@ class Plan:
             SpecError: it has that token.
         """
         tok = self._scope.tok
-        if tok is None or tok.unknown not in target or not tok.makes_unknown:
+        if tok is None or tok.unknown_id not in target or not tok.encodes_unknown:
             return
         expected = "a target of known tokens"
-        got = f"{self._token_text(tok.unknown)}, every word that the tokenizer does not know"
+        got = f"{self._token_text(tok.unknown_id)}, every word that the tokenizer does not know"
         raise SpecError(where, expected, got, "Use a token of its own.")
 
     def _token_text(self, token: int) -> str:
@@ -338,7 +344,7 @@ class Plan:
             literal = (declared.ids if ends else declared).lay(scope)
         if literal.num_embeds:
             raise SpecError(where, "literal ids, since placeholders belong to items", "embed()")
-        check_ids(literal.ids, self.vocab_size, where)
+        check_spec_ids(literal.ids, self.vocab_size, where)
         if not ends:
             return list(literal.ids)
         has_end = prompt[max(0, len(prompt) - len(literal)) :] == literal.ids
@@ -562,7 +568,7 @@ class Plan:
                     where = f"{self.spec.name}.prompt[{position}]"
                     expected = f"a token id from 0 to {self.vocab_size - 1}"
                     remedy = "Check the tokenizer."
-                    raise InputError(where, expected, id_text(token), remedy) from None
+                    raise InputError(where, expected, describe_id(token), remedy) from None
             raise
 
     def check_names(self, data: Iterable[str]) -> None:
@@ -653,5 +659,5 @@ class Plan:
 def hidden_size(config: Any) -> int | None:
     """Width of the language model's rows by a Hugging Face config, computed as in vLLM; None if
     the config does not state it."""
-    sizes = of_text_config(config, "projection_dim", "projection_size", "hidden_size")
+    sizes = read_text_config(config, "projection_dim", "projection_size", "hidden_size")
     return next((size for size in sizes if isinstance(size, int)), None)

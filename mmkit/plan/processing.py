@@ -13,8 +13,8 @@ import torch
 
 from ..errors import InputError, SpecError, convert_errors
 from ..language.expr import Fields, Scope
-from ..language.field import HF, Field, Flat, Identity, unpadded
-from ..language.node import evaluate_all, leaves
+from ..language.field import HF, Field, Flat, Identity, remove_padding
+from ..language.node import dependencies, evaluate_all
 from .hf_calls import HFCall
 from .layouts import refusals_of_items
 from .parsing import Taken
@@ -53,7 +53,9 @@ class FieldProcessor:
         self._needs_scopes = bool(self._unpad) or any(field.varies for field in fields.values())
         known: set[str] = set()
         for name, field in order:
-            roots = {(leaf.root, *leaf.keys[:1]) for leaf in leaves(field.value)}
+            roots = {
+                (dependency.root, *dependency.keys[:1]) for dependency in dependencies(field.value)
+            }
             unknown = [root for root in roots if root[0] in ("fields", "function")]
             if field.is_derived and {("fields", name) for name in known}.issuperset(unknown):
                 known.add(name)
@@ -154,7 +156,7 @@ class FieldProcessor:
         stated = {name: self.fields[name].shape for name in self._processed}
         is_known = len(stated) + len(self.from_facts) == len(self.fields) and not modality.needs_hf
         # of one shape, a small item takes as long as the largest
-        if not (self.hf_call and is_known and None not in stated.values() and leaves(stated)):
+        if not (self.hf_call and is_known and None not in stated.values() and dependencies(stated)):
             return None
         raw: dict[str, list[torch.Tensor]] = {}
         with suppress(SpecError):  # the processor takes no small item, or it alone tells a shape
@@ -203,7 +205,7 @@ class FieldProcessor:
                 fields[name] = part
         for name, corner in self._unpad.items():
             for fields, scope in zip(parts, scopes, strict=True):
-                fields[name] = unpadded(fields[name], corner, scope)
+                fields[name] = remove_padding(fields[name], corner, scope)
         for name, declared, at in self._stated:
             with at:
                 for i, (fields, scope) in enumerate(zip(parts, scopes, strict=True), taken.first):

@@ -21,12 +21,12 @@ import torch
 from ..errors import MmkitError, SpecError, report_as_spec_error
 from ..language.field import Identity
 from ..language.items.memory import share_memory
-from ..language.node import mapped
+from ..language.node import map_values
 from .parsing import Taken
 
 if TYPE_CHECKING:
     from ..language.items import ItemType
-    from ..language.layout import Placeholder
+    from ..language.layout import ItemTokens
     from .modality import BoundModality
 
 _FACTORS = (1, 32, 1024)
@@ -163,12 +163,12 @@ def _call(modality: BoundModality, items: Sequence[Any]) -> _Result:
         _NotTaken: it raises.
     """
     copies = copy.deepcopy(list(items))
-    writes = mapped(_writes, copies)
+    writes = map_values(_writes, copies)
     try:
         raw = modality.field_processor.called(copies)
     except MmkitError as error:
         raise _NotTaken from error
-    if mapped(_writes, copies) != writes or not _is_same(list(items), copies):
+    if map_values(_writes, copies) != writes or not _is_same(list(items), copies):
         expected = "process to leave the items as they are"
         remedy = "They are the caller's: work on a copy."
         got = "another value in one of them"
@@ -332,7 +332,7 @@ def _check_layout(
         _check_rows(modality, placeholder, "a random one")
 
 
-def _check_rows(modality: BoundModality, placeholder: Placeholder, which: str) -> None:
+def _check_rows(modality: BoundModality, placeholder: ItemTokens, which: str) -> None:
     """Refuse an item with more encoder rows than the largest one, unless its position or the other
     items decide.
 
@@ -370,7 +370,7 @@ def _check_same_layout(modality: BoundModality, value: Any) -> None:
 
 def _copied(value: Any) -> Any:
     """Return a value with copies of its tensors and arrays."""
-    return mapped(_copied_leaf, value)
+    return map_values(_copied_leaf, value)
 
 
 def _copied_leaf(value: Any) -> Any:

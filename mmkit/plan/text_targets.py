@@ -50,7 +50,7 @@ def restore_text_targets(
         targets: their ids, as the tokenizer makes them of the texts by themselves.
         tok: the vocabulary.
     """
-    target_of_text = {tok.text_of_target(target): target for target in targets}
+    target_of_text = {tok.decode_target(target): target for target in targets}
     if _has_only_whole_targets(prompt, target_of_text, tok):  # nearly always
         return prompt
     pieces = _PromptPieces(prompt, tok)
@@ -89,7 +89,7 @@ def _has_only_whole_targets(
     prompt: list[int], target_of_text: Mapping[str, Target], tok: Vocabulary
 ) -> bool:
     """Return whether each text stands in the prompt as often as its target's ids do."""
-    text = tok.simple_text(prompt)
+    text = tok.decode_simple(prompt)
     if text is None:
         return False
     ids_as_text = as_text(prompt)
@@ -137,7 +137,7 @@ class _PromptPieces:
         self._text_offsets = [0]
         self._id_offsets = [0]
         texts: list[str] = []
-        for text, num_ids in tok.pieces(prompt):
+        for text, num_ids in tok.split_into_pieces(prompt):
             texts.append(text)
             self._text_offsets.append(self._text_offsets[-1] + len(text))
             self._id_offsets.append(self._id_offsets[-1] + num_ids)
@@ -158,9 +158,9 @@ class _PromptPieces:
         first_piece = bisect_left(self._text_offsets, start)
         end_piece = bisect_right(self._text_offsets, stop) - 1
         if first_piece > end_piece:  # all inside one token
-            return self._tok.inside(self.text[start:stop])
-        before = self._tok.inside(self.text[start : self._text_offsets[first_piece]])
-        after = self._tok.inside(self.text[self._text_offsets[end_piece] : stop])
+            return self._tok.encode_inside(self.text[start:stop])
+        before = self._tok.encode_inside(self.text[start : self._text_offsets[first_piece]])
+        after = self._tok.encode_inside(self.text[self._text_offsets[end_piece] : stop])
         if before is None or after is None:
             return None
         inner = self._prompt[self._id_offsets[first_piece] : self._id_offsets[end_piece]]

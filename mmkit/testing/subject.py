@@ -417,7 +417,7 @@ def special_texts(plan: Plan) -> dict[str, int]:
         return {}
     texts = {}
     for text, token in plan.vocabulary.special_texts.items():
-        if token != plan.vocabulary.unknown:
+        if token != plan.vocabulary.unknown_id:
             texts[text] = token
     return texts
 

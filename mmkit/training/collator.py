@@ -10,7 +10,7 @@ from transformers.feature_extraction_utils import BatchFeature
 
 from ..errors import InputError
 from ..language.names import SAMPLE_KEYS
-from ..language.vocabulary import id_text
+from ..language.vocabulary import describe_id
 from ..plan.plan import Preview
 from .batch import make_batch
 from .padding import parse_padding
@@ -116,7 +116,7 @@ class Collator:
         for position, token in enumerate(ids):
             if type(token) is not int or not 0 <= token < plan.vocab_size:
                 expected = f"a token id from 0 to {plan.vocab_size - 1}"
-                raise InputError(f"{where}[{position}]", expected, id_text(token))
+                raise InputError(f"{where}[{position}]", expected, describe_id(token))
         try:
             plan.check_bare(ids)
         except InputError as error:

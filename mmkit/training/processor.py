@@ -13,7 +13,7 @@ from typing_extensions import override
 from ..errors import InputError
 from ..language.items.base import dtype_name
 from ..language.names import CALL_ARGUMENTS
-from ..language.vocabulary import of_text_config
+from ..language.vocabulary import read_text_config
 from ..plan.plan import Plan
 from .batch import make_batch
 from .chat import Conversation
@@ -388,7 +388,7 @@ def _choose_dtype(dtype: torch.dtype | str | None, config: Any) -> torch.dtype |
     The argument comes first, then the config of the language model, then the whole config.
     """
     candidates = [dtype]
-    candidates += of_text_config(config, "dtype")
+    candidates += read_text_config(config, "dtype")
     candidates.append(getattr(config, "dtype", None))
     for candidate in candidates:
         if candidate:

@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from ..language.layout import Placeholder
+from ..language.layout import ItemTokens
 from ..plan.item import Item
 from ..plan.placement import ItemLayout
 from .compat import RELEASES, TOUCHES, find
@@ -260,7 +260,7 @@ def _find_lost_items(features: Sequence[Any]) -> list[UnsentItem]:
     return [item for item in _find_unsent_items(features) if item.is_lost]
 
 
-_NO_LAYOUT = ItemLayout(Placeholder([], b""), [])
+_NO_LAYOUT = ItemLayout(ItemTokens([], b""), [])
 
 
 def adopt_features(features: Sequence[Any], cache: Any) -> list[Any]:

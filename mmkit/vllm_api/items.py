@@ -10,7 +10,7 @@ from typing_extensions import override
 from vllm.multimodal import inputs as vllm_inputs
 from vllm.multimodal import parse as vllm_parse
 
-from ..language.field import Field, Flat, Shared, packed
+from ..language.field import Constant, Field, Flat, compact
 from ..plan.encoder_rows import rows_field
 from ..plan.item import Item, group_by_modality
 from ..plan.modality import BoundModality
@@ -191,7 +191,7 @@ def _make_form(field: Field) -> Any:
     options = _ON_CPU if field.keep_on_cpu else {}
     if isinstance(field, Flat):  # slices are for a field that is to be split; this one is split
         return vllm_inputs.MultiModalFlatField(slices=[], dim=field.dim, **options)
-    if isinstance(field, Shared):
+    if isinstance(field, Constant):
         return vllm_inputs.MultiModalSharedField(batch_size=1, **options)
     return vllm_inputs.MultiModalBatchedField(**options)
 
@@ -215,7 +215,7 @@ def make_kwargs_item(
     for key, form in forms.items():
         if key not in fields:
             continue
-        data = packed(fields[key])
+        data = compact(fields[key])
         if ELEMENTS_ARE_NAMED:
             element = vllm_inputs.MultiModalFieldElem(modality.name, key, data, form)
         else:

@@ -53,7 +53,7 @@ from mmkit import (
     tok,
 )
 from mmkit import replace as replaces
-from mmkit.language.layout import Placeholder
+from mmkit.language.layout import ItemTokens
 from mmkit.model.registration import get_mrope_input_positions
 from mmkit.plan.item import group_by_modality
 from mmkit.plan.placement import ItemLayout, Placement
@@ -415,7 +415,7 @@ def of_the_first(at, placed):
 
 
 def all_embed(at, _):
-    return replace(at, tokens=Placeholder(at.tokens.ids, bytes([1]) * len(at.tokens)))
+    return replace(at, tokens=ItemTokens(at.tokens.ids, bytes([1]) * len(at.tokens)))
 
 
 def end_of_the_prompt_dropped(inherited, *request):

@@ -54,8 +54,8 @@ flat(dim=1)  # type: ignore[call-arg]
 embed(LAYOUT)  # type: ignore[arg-type]
 
 # what a value known later has not
-item.width + "px"  # type: ignore[arg-type]
-tok["<patch>"] * [3]  # type: ignore[arg-type]
+item.width + "px"  # type: ignore[operator]
+tok["<patch>"] * [3]  # type: ignore[operator]
 literal(cfg.bos_token_id) * "3"  # type: ignore[operator]
 int(item.width)  # type: ignore[call-overload]
 cfg.get_size()  # type: ignore[operator]

@@ -9,8 +9,8 @@ import pytest
 
 import mmkit
 from mmkit import InputError, Modality, ModelSpec, Tensor, already_expanded, batched, cfg, embed, insert, replace
-from mmkit.language.expr import leaves
-from mmkit.language.layout import Placeholder, nothing
+from mmkit.language.expr import dependencies
+from mmkit.language.layout import ItemTokens, nothing
 from mmkit.plan.placement import ItemLayout, ResolvedUpdate
 
 NAMES = {name: value for name, value in vars(mmkit).items() if name[0] != "_" and not ismodule(value)}
@@ -58,13 +58,13 @@ def alternatives(*ways, embeds=(5,)):
     """The ways to place an item, each a kind, a target and the ids that all share, of which encoder rows go at
     `embeds`."""
     (ids,) = {tuple(ids) for _, _, ids in ways}
-    placeholder = Placeholder(list(ids), bytes(token in embeds for token in ids))
+    placeholder = ItemTokens(list(ids), bytes(token in embeds for token in ids))
     return ItemLayout(placeholder, [ResolvedUpdate(UPDATES[kind], tuple(target)) for kind, target, _ in ways])
 
 
 def leaves_of(*exprs):
     """The leaves of several expressions, as one compares them."""
-    return frozenset().union(*map(leaves, exprs))
+    return frozenset().union(*map(dependencies, exprs))
 
 
 def bound(**options):

@@ -22,12 +22,12 @@ from mmkit.language.expr import (
     Expr,
     Fields,
     Scope,
+    as_expression,
+    dependencies,
     evaluate,
-    expression,
     fold,
-    leaves,
-    plain,
-    same,
+    is_equal_declaration,
+    to_python,
 )
 from mmkit.language.vocabulary import Vocabulary
 
@@ -91,7 +91,7 @@ def constant(value):
 
 def named(root, name, value):
     expr = getattr(root, name)
-    return Drawn(expr, lambda: value, leaves(expr))
+    return Drawn(expr, lambda: value, dependencies(expr))
 
 
 constants = (st.integers(-9, 9) | st.sampled_from([0.5, -1.5, 4.0])).map(constant)
@@ -115,14 +115,14 @@ def outcome(call, *args):
 @given(drawn(TOTAL + PARTIAL))
 def test_evaluates_like_plain_python(one):
     assert outcome(evaluate, one.expr, SCOPE) == outcome(one.value)
-    assert leaves(one.expr) == one.reads
+    assert dependencies(one.expr) == one.reads
 
 
 @given(drawn(TOTAL))
 def test_folding_first_changes_nothing(one):
     folded = fold(one.expr, STATIC)
     assert evaluate(folded, Scope(item=SCOPE.item)) == one.value()
-    assert not any(leaf.root == "cfg" for leaf in leaves(folded)), "a config value is left to look up"
+    assert not any(leaf.root == "cfg" for leaf in dependencies(folded)), "a config value is left to look up"
     if not any(leaf.root == "item" for leaf in one.reads):
         assert folded == one.value()
 
@@ -139,7 +139,7 @@ def test_operators_bind_as_in_python():
     pairs += [way for one, two in product(BINARY, UNARY) for way in (one(two(a), b), one(a, two(b)), two(one(a, b)))]
     pairs += [way for one in BINARY for way in (one(a, 0), one(a, -2), one(-2, a), one(-2.5, a))]
     for expr in (*pairs, *(outer(inner(a)) for outer, inner in product(UNARY, UNARY))):
-        assert same(eval(repr(expr), dict(NAMES)), expr)
+        assert is_equal_declaration(eval(repr(expr), dict(NAMES)), expr)
         assert ast.unparse(ast.parse(repr(expr))) == repr(expr)
     assert all(repr(one(2, a)).startswith("2 ") for one in BINARY if one not in COMPARISONS)
 
@@ -180,16 +180,16 @@ def test_operators_bind_as_in_python():
 )
 def test_source_and_value(expr, source, value):
     assert repr(expr) == source
-    assert same(eval(source, dict(NAMES)), expr)
-    assert plain(evaluate(expr, SCOPE)) == value
-    assert plain(evaluate(fold(expr, STATIC), SCOPE)) == value
+    assert is_equal_declaration(eval(source, dict(NAMES)), expr)
+    assert to_python(evaluate(expr, SCOPE)) == value
+    assert to_python(evaluate(fold(expr, STATIC), SCOPE)) == value
     assert isinstance(value, tuple) or type(evaluate(expr, SCOPE)) is type(value)
 
 
 def test_the_scope_of_an_item_has_the_rest():
     full = replace(SCOPE, prompt=[1], loop=(2,), counts={"image": 3})
-    assert full.of("item", "fields") == replace(full, item="item", fields="fields")
-    assert full.looped(1, 5) == replace(full, loop=(2, 5))
+    assert full.for_item("item", "fields") == replace(full, item="item", fields="fields")
+    assert full.in_loop(1, 5) == replace(full, loop=(2, 5))
     with pytest.raises(TypeError):
         "<image>" in full.tok  # noqa: B015
 
@@ -202,9 +202,9 @@ def test_calls_are_folded_once_their_arguments_are_known():
         return width * height
 
     call = later(area)(cfg.a, item.width)
-    assert leaves(call) == leaves_of(cfg.a, item.width)
+    assert dependencies(call) == leaves_of(cfg.a, item.width)
     folded = fold(call, SCOPE)
-    assert leaves(folded) == leaves_of(item.width)
+    assert dependencies(folded) == leaves_of(item.width)
     assert evaluate(folded, SCOPE) == evaluate(folded, SCOPE) == 15
     assert later(area)(3, 4) == 12, "nothing is known later"
     assert asked == [(3, 5), (3, 4)]
@@ -212,16 +212,16 @@ def test_calls_are_folded_once_their_arguments_are_known():
     assert evaluate(later(partial(pow, 2))(cfg.a), SCOPE) == 8
     told = [evaluate(later(repr)(cfg.n), Scope(cfg=SimpleNamespace(n=n))) for n in (1, 1.0, True, 1)]
     assert told == ["1", "1.0", "True", "1"], "equal arguments of other types are other arguments"
-    assert same(later(area)(cfg), later(area)(cfg))
-    assert not same(later(area)(cfg), later(len)(cfg))
+    assert is_equal_declaration(later(area)(cfg), later(area)(cfg))
+    assert not is_equal_declaration(later(area)(cfg), later(len)(cfg))
     with pytest.raises(SpecError, match=r"^later\(int\)\(cfg\.n\) has no value: .* with 'seven'\.$"):
         evaluate(later(int)(cfg.n), Scope(cfg=SimpleNamespace(n="seven")))
 
 
 def test_fold_takes_the_branches_that_an_item_may_take():
     """What is missing there is found when the spec is bound rather than at the first request that takes the branch."""
-    assert same(fold(where(cfg.a == 3, item.n, cfg.missing), SCOPE), item.n)
-    assert same(fold(where(cfg.a != 3, cfg.missing, item.n), SCOPE), item.n)
+    assert is_equal_declaration(fold(where(cfg.a == 3, item.n, cfg.missing), SCOPE), item.n)
+    assert is_equal_declaration(fold(where(cfg.a != 3, cfg.missing, item.n), SCOPE), item.n)
     with pytest.raises(SpecError, match=r"cfg\.missing"):
         fold(where(item.n > 3, cfg.missing, 1), SCOPE)
 
@@ -231,13 +231,13 @@ def test_plain_functions_see_the_scope_and_are_never_folded():
         return scope.cfg.a * scope.item.width
 
     assert evaluate(maximum(one, cfg.b), SCOPE) == 15
-    assert evaluate(expression(lambda scope: scope.fields.one), SCOPE) == 3
-    assert leaves(maximum(one, cfg.a)) == leaves_of(expression(one), cfg.a)
-    assert isinstance(fold(expression(one), SCOPE), Expr)
-    assert same(expression(one), expression(one))
-    assert not same(expression(one), expression(lambda scope: scope.cfg.a * scope.item.width))
-    assert same(pickle.loads(pickle.dumps(expression(len))), expression(len))
-    assert expression(int) is int, "a class is no function of a scope"
+    assert evaluate(as_expression(lambda scope: scope.fields.one), SCOPE) == 3
+    assert dependencies(maximum(one, cfg.a)) == leaves_of(as_expression(one), cfg.a)
+    assert isinstance(fold(as_expression(one), SCOPE), Expr)
+    assert is_equal_declaration(as_expression(one), as_expression(one))
+    assert not is_equal_declaration(as_expression(one), as_expression(lambda scope: scope.cfg.a * scope.item.width))
+    assert is_equal_declaration(pickle.loads(pickle.dumps(as_expression(len))), as_expression(len))
+    assert as_expression(int) is int, "a class is no function of a scope"
 
 
 # -- what Python must not decide -------------------------------------------------------------------------------------
@@ -293,5 +293,5 @@ def test_ids_are_neither_summed_nor_multiplied_nor_searched(combine, remedy):
 
 @pytest.mark.parametrize(("value", "key"), [(torch.tensor(3), 3), (np.array([[1], [2]]), ((1,), (2,))), ("x", "x")])
 def test_plain_values_can_be_keys(value, key):
-    assert plain(value) == key
-    assert hash(plain(value)) == hash(key)
+    assert to_python(value) == key
+    assert hash(to_python(value)) == hash(key)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mmkit import SpecError, Tensor, batched, between, cfg, flat, item
 from mmkit.language.expr import Scope
-from mmkit.language.field import packed
+from mmkit.language.field import compact
 
 TABLES = [torch.arange(4.0 * rows).reshape(rows, 4) for rows in range(3)]
 
@@ -19,11 +19,11 @@ TABLES = [torch.arange(4.0 * rows).reshape(rows, 4) for rows in range(3)]
 @pytest.mark.parametrize("column", [*(table[:, i] for table in TABLES for i in (0, 1)), torch.ones(()).expand(1)])
 def test_a_column_of_a_table_can_be_sent(column):
     """A vector of one element keeps its stride in `contiguous()`; vLLM then cannot look at it as bytes."""
-    sent = packed(column)
+    sent = compact(column)
     assert sent.flatten().contiguous().view(torch.uint8).numel() == 4 * len(column)
     assert torch.equal(sent, column)
     for other in (torch.ones(()), torch.ones(3), torch.ones(3, 3), [1]):
-        assert packed(other) is other
+        assert compact(other) is other
 
 
 @given(st.integers(0, 5), st.integers(0, 5), st.lists(st.integers(0, 3), max_size=2))

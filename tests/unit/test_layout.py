@@ -103,10 +103,10 @@ def test_binding_changes_nothing(tree):
     assert bound.lay(Scope(item=SCOPE.item)) == laid, "a bound layout still asks for the config"
     assert bound.bind(STATIC).lay(SCOPE) == laid
     assert pickle.loads(pickle.dumps(bound)).lay(SCOPE) == laid
-    assert not any(leaf.root == "cfg" for leaf in bound.leaves())
-    if not any(leaf.root == "item" for leaf in whole.leaves()):
+    assert not any(leaf.root == "cfg" for leaf in bound.dependencies())
+    if not any(leaf.root == "item" for leaf in whole.dependencies()):
         assert isinstance(bound, Fixed)
-        assert list(bound.fixed()) == [laid]
+        assert list(bound.find_fixed_parts()) == [laid]
         assert eval(repr(bound), dict(NAMES)).lay(SCOPE) == laid
     assert (bound + literal(1) + 2 * bound).lay(SCOPE).ids == [*laid.ids, 1, *laid.ids, *laid.ids]
     assert bound.lay(SCOPE) == laid, "layouts are reused between requests"
@@ -119,7 +119,7 @@ def test_structure_and_leaves(tree):
     assert build(tree) == whole == pickle.loads(pickle.dumps(whole))
     assert hash(build(tree)) == hash(whole)
     assert eval(repr(whole), dict(NAMES)).lay(SCOPE) == whole.lay(SCOPE)
-    names = {repr(leaf) for leaf in whole.leaves()}
+    names = {repr(leaf) for leaf in whole.dependencies()}
     assert all(name.startswith(("cfg.", "item.")) for name in names)
     facts = {key: (value if f"item.{key}" in names else None) for key, value in ITEM.items()}
     assert whole.lay(Scope(cfg=SCOPE.cfg, item=SimpleNamespace(**facts))) == whole.lay(SCOPE)

@@ -281,8 +281,8 @@ def test_an_id_that_the_tokenizer_cannot_decode_is_logged(caplog):
 def test_resolving(update, target, text):
     """And the text that stands for an item in a chat message."""
     scope = Scope(cfg={"bos": 3}, tok=Vocabulary(Tokenizer()), item=SimpleNamespace(index=1, length=1))
-    assert update.resolve(scope) == target
-    assert update.bind(Scope(cfg=scope.cfg, tok=scope.tok)).resolve(scope) == target
+    assert update.resolve_target(scope) == target
+    assert update.bind(Scope(cfg=scope.cfg, tok=scope.tok)).resolve_target(scope) == target
     for updates in (update, [insert(at="start"), update]):
         spec = ModelSpec("robot", modality("image", update=updates))
         assert spec.placeholder_text("image", 1) == text

@@ -352,7 +352,7 @@ def test_what_takes_all_time_or_memory_is_refused(options, message):
 
 def test_the_rounds_of_all_loops_count(monkeypatch):
     """Inside one another, and one after the other; each evaluation of a layout begins anew."""
-    monkeypatch.setattr("mmkit.language.layout._MOST_ROUNDS", 20)
+    monkeypatch.setattr("mmkit.language.layout.MAX_ROUNDS", 20)
     inside = each(item.length, lambda x: each(item.length, lambda y: literal(6)))
     after = each(item.length, lambda x: literal(6)) + each(item.length, lambda x: literal(6)) * 3
     for layout, most in ((inside, 4), (after, 10)):

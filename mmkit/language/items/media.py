@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from ...errors import InputError, SpecError
-from ..expr import Count, Expr, Scope, expression, expressions, plain
-from ..node import Stated, stated
+from ..expr import Count, Expr, Scope, as_expression, as_expressions, to_python
+from ..node import Converted, parameter
 from .base import GIB, ItemType, num_drawn, repeated
 from .pictures import check_file, pil, upright_rgb
 from .size import Between, Sizes, check_positive, check_size, is_number, sizes_of
@@ -41,7 +41,7 @@ _MOST_UPSAMPLING = 16
 class _Media(ItemType):
     """An item of one of vLLM's own modalities. Its fewest sizes are 1 each."""
 
-    largest: Stated[Sizes, Any] = stated(expressions)  # type: ignore[misc]
+    largest: Converted[Sizes, Any] = parameter(as_expressions)  # type: ignore[misc]
 
     def bind(self, scope: Scope) -> Self:
         bound, where = super().bind(scope), f"{type(self).__name__}.largest"
@@ -241,11 +241,11 @@ class Audio(_Media):
     Facts: `length` in samples, `index`.
     """
 
-    largest: Stated[Count | Sizes, Any] = stated(expressions)  # type: ignore[misc]
-    rate: Stated[Expr | float | None, Any] = stated(expression, default=None)
+    largest: Converted[Count | Sizes, Any] = parameter(as_expressions)  # type: ignore[misc]
+    rate: Converted[Expr | float | None, Any] = parameter(as_expression, default=None)
     _: KW_ONLY
-    most: Stated[Count | None, Any] = stated(expression, default=None)
-    bound: Stated[Expr | float | None, Any] = stated(expression, default=_AUDIO_BOUND)
+    most: Converted[Count | None, Any] = parameter(as_expression, default=None)
+    bound: Converted[Expr | float | None, Any] = parameter(as_expression, default=_AUDIO_BOUND)
 
     def bind(self, scope: Scope) -> Self:
         bound = super().bind(scope)
@@ -279,7 +279,7 @@ class Audio(_Media):
 
     def converted(self, value: object, where: str) -> Any:
         samples, rate = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-        rate, array = plain(rate), as_array(samples, where, _AUDIO)
+        rate, array = to_python(rate), as_array(samples, where, _AUDIO)
         if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.floating):
             raise InputError(where, _AUDIO, f"shape {array.shape}, dtype {array.dtype}")
         if rate is not None and not (is_number(rate) and 1 <= rate < math.inf):
@@ -385,16 +385,16 @@ def _check_metadata(metadata: Mapping[str, Any], count: int, where: str) -> None
         InputError: names the value.
     """
     remedy = "Send a file that states its length, or the frames alone."
-    fps = plain(metadata.get("fps"))
+    fps = to_python(metadata.get("fps"))
     if fps is not None and not (is_number(fps) and 0 < fps < math.inf):
         raise InputError(where, "fps > 0", repr(fps), remedy)
-    duration = plain(metadata.get("duration"))
+    duration = to_python(metadata.get("duration"))
     if duration is not None and not (is_number(duration) and 0 <= duration < math.inf):
         raise InputError(where, "a duration >= 0 in seconds", repr(duration), remedy)
-    total = plain(metadata.get("total_num_frames"))
+    total = to_python(metadata.get("total_num_frames"))
     if total is not None and not (is_number(total) and 1 <= total < math.inf):
         raise InputError(where, "total_num_frames >= 1", repr(total), remedy)
-    indices = plain(metadata.get("frames_indices"))
+    indices = to_python(metadata.get("frames_indices"))
     if indices is None:
         return
     if not isinstance(indices, (list, tuple)) or len(indices) != count:

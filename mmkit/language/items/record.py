@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import InputError, SpecError, locate_errors
 from ..expr import Scope
-from ..node import leaves
+from ..node import dependencies
 from .base import ItemType
 from .values import described
 
@@ -69,7 +69,7 @@ class Record(ItemType):
     def bind(self, scope: Scope) -> Self:
         parts: dict[str, ItemType] = {}
         for name, part in self.parts.items():
-            roots = {leaf.root for leaf in leaves(part)}
+            roots = {dependency.root for dependency in dependencies(part)}
             may_follow = not roots.isdisjoint(("item", "function"))  # from the parts before it
             parts[name] = part if may_follow else _bound(name, part, scope)
         bound: Self = self._of(parts, scope)
@@ -89,10 +89,10 @@ class Record(ItemType):
     def part(self, name: str, before: Mapping[str, Any]) -> Any:
         """The bound item type of a part, given the canonical parts before it."""
         part = self.parts[name]
-        if self._scope is None or not leaves(part):
+        if self._scope is None or not dependencies(part):
             return part
         facts = SimpleNamespace(**self._facts(before))
-        return _bound(name, part, self._scope.of(facts, None))
+        return _bound(name, part, self._scope.for_item(facts, None))
 
     @property
     def is_field(self) -> bool:  # type: ignore[override]

@@ -6,20 +6,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from ...errors import SpecError
-from ..expr import Count, Expr, Scope, expression, plain
-from ..node import Part, Stated, stated
+from ..expr import Count, Expr, Scope, as_expression, to_python
+from ..node import Converted, Part, parameter
 
 
 class Between(Part):
     """A size that varies; see `between`."""
 
-    least: Stated[Count, Any] = stated(expression)
-    most: Stated[Count, Any] = stated(expression)
+    least: Converted[Count, Any] = parameter(as_expression)
+    most: Converted[Count, Any] = parameter(as_expression)
 
     _word = "between"
 
     def __str__(self) -> str:
-        return f"{plain(self.least)!r}..{plain(self.most)!r}"
+        return f"{to_python(self.least)!r}..{to_python(self.most)!r}"
 
 
 Size: TypeAlias = "Expr | int | Between | Callable[[Scope], Any]"
@@ -78,7 +78,7 @@ def _are_whole(*values: Any, least: int) -> bool:
 
 def shape_text(shape: Sequence[Any]) -> str:
     """A shape for messages: ``(6, 1..3)``."""
-    return f"({', '.join(map(str, map(plain, shape)))}{',' if len(shape) == 1 else ''})"
+    return f"({', '.join(map(str, map(to_python, shape)))}{',' if len(shape) == 1 else ''})"
 
 
 def ends(size: Any) -> tuple[Any, Any]:

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from ...errors import InputError, SpecError
-from ..expr import Count, Expr, Scope, Value, expression, expressions, several
-from ..node import Stated, stated
+from ..expr import Count, Expr, Scope, Value, as_expression, as_expression_tuple, as_expressions
+from ..node import Converted, parameter
 from .base import ItemType, num_drawn, repeated
 from .memory import apart_from
 from .size import Between, Size, Sizes, check_positive, check_size, ends, fits, shape_text, sizes_of
@@ -37,7 +37,7 @@ _DEEPEST = 32  # levels of nested lists; more are a mistake, or a list that hold
 def _sizes(shape: Any) -> tuple[Any, ...]:
     if not isinstance(shape, (list, tuple)):
         raise SpecError("Tensor.shape", "a tuple of sizes, one per dimension", repr(shape))
-    return several(shape)
+    return as_expression_tuple(shape)
 
 
 def _known_dtype(dtype: Any) -> str:
@@ -74,10 +74,10 @@ class Tensor(ItemType):
     Facts: `shape`, `length` (the first dimension, or 1 for a scalar), `index`.
     """
 
-    shape: Stated[tuple[Size, ...] | list[Size], tuple[Any, ...]] = stated(_sizes)
-    dtype: Stated[str | torch.dtype, str] = stated(_known_dtype, default="float32")
-    bound: Stated[Expr | float | Between | None, Any] = stated(expression, default=None)
-    largest: Stated[Sizes | None, Any] = stated(expressions, default=None)  # type: ignore[misc]
+    shape: Converted[tuple[Size, ...] | list[Size], tuple[Any, ...]] = parameter(_sizes)
+    dtype: Converted[str | torch.dtype, str] = parameter(_known_dtype, default="float32")
+    bound: Converted[Expr | float | Between | None, Any] = parameter(as_expression, default=None)
+    largest: Converted[Sizes | None, Any] = parameter(as_expressions, default=None)  # type: ignore[misc]
 
     media = ""
     sent = (*ARRAYS, *SCALARS, list, tuple)
@@ -357,11 +357,11 @@ class Text(ItemType):
     Facts: `length` in characters, `index`.
     """
 
-    most: Stated[Count, Any] = stated(expression)
-    least: Stated[Count, Any] = stated(expression, default=1)
-    alphabet: Stated[Value | None, Any] = stated(expression, default=None)
-    largest: Stated[Value | list[str] | None, Any] = stated(  # type: ignore[misc]
-        expressions, default=None
+    most: Converted[Count, Any] = parameter(as_expression)
+    least: Converted[Count, Any] = parameter(as_expression, default=1)
+    alphabet: Converted[Value | None, Any] = parameter(as_expression, default=None)
+    largest: Converted[Value | list[str] | None, Any] = parameter(  # type: ignore[misc]
+        as_expressions, default=None
     )
 
     rank = 1
