@@ -181,7 +181,8 @@ class ModelSpec(Declaration, init=False):
 
             return decorate
         from .model.mixin import MultiModalModel
-        from .model.registration import check_class, supply_positions
+        from .model.mrope import supply_positions
+        from .model.registration import check_class
         from .vllm_api.models import register
 
         check_class(self, model)

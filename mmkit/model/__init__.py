@@ -1,2 +1,8 @@
-"""The model side: the base class of vLLM model classes, and what keeps requests apart on the
-device."""
+"""The model side: the base class of vLLM model classes, and what keeps requests apart there.
+
+- `mixin`: the base class;
+- `registration`: what a class must have for a spec;
+- `mrope`: M-RoPE positions of a prompt;
+- `sampling`: which ids may be sampled, by request;
+- `sound`: encoder rows that the language model cannot carry.
+"""

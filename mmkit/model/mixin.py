@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
-from functools import cached_property, partial
-from itertools import pairwise
+from functools import cached_property, partial, wraps
 from typing import Any, ClassVar
 
 import torch
@@ -22,21 +21,21 @@ from ..plan.soundness import compute_largest_magnitude
 from ..vllm_api import models
 from ..vllm_api.hooks import check
 from . import sampling
-from .sound import Reporter, contained
+from .sound import Reporter, zero_unsound_rows
 
 logger = logging.getLogger(__name__)
 
 _HEADS = {"score", "classifier", "pooler"}
-"""Modules that vLLM adds to a model that it converts; their weights may come from elsewhere than
-the checkpoint."""
+"""Modules that vLLM adds to a model that it converts. The checkpoint may lack their weights."""
 
-_NAMED = 20
+MAX_NAMES_SHOWN = 20
 """The most names in a message."""
 
 
 class MultiModalModel(models.ModelInterface):
-    """Mixin for a vLLM model class; put it first among the bases, and decorate the class with
-    `ModelSpec.register`.
+    """Mixin for a vLLM model class.
+
+    Put it first among the bases, and decorate the class with `ModelSpec.register`.
 
     For each modality the class defines ``embed_<modality>(self, **fields)``. The method receives
     the modality's fields as vLLM batches them (a batched field is one stacked tensor, or a list
@@ -70,17 +69,20 @@ class MultiModalModel(models.ModelInterface):
     """vLLM's configuration of the engine that the model was made for."""
 
     def __init__(self, *, vllm_config: Any = None, prefix: str = "", **options: Any) -> None:
-        model, beside = self._beside()
-        initialise = beside.__init__
+        model_class = self._model_class
         if vllm_config is None:  # nn.Module
-            initialise(**options)
+            model_class.__init__(**options)
         else:
-            multimodal = getattr(model, "supports_multimodal", False)  # it marks its own parts
-            with nullcontext() if multimodal else self._mark_language_model(vllm_config):
-                initialise(vllm_config=vllm_config, prefix=prefix, **options)
+            # a multimodal class marks its own parts
+            is_multimodal = getattr(model_class, "supports_multimodal", False)
+            marking = nullcontext() if is_multimodal else self._mark_language_model(vllm_config)
+            with marking:
+                model_class.__init__(vllm_config=vllm_config, prefix=prefix, **options)
         self.mm_engine, self.mm_plan, self._dtype, self._width, counts = models.current_model()
         self._bound = compute_largest_magnitude(self._dtype)
-        self._unsound = self._reporter() if counts else None
+        self._reporter: Reporter | None = None
+        if counts:
+            self._reporter = Reporter(self.mm_plan.spec.name, self._bound, self.mm_plan.modalities)
         if sampling.samples_drafts_wrongly(self.mm_engine):
             text = (
                 "mmkit: %s: on a CPU this vLLM samples drafts at arbitrary temperatures, and "
@@ -89,28 +91,42 @@ class MultiModalModel(models.ModelInterface):
             )
             logger.warning(text, self.mm_plan.spec.name)
         sampling.MODELS.add(self)
-        self.compute_logits = partial(self._masked, self.compute_logits)  # type: ignore[method-assign]
 
-    def _reporter(self) -> Reporter:
-        return Reporter(self.mm_plan.spec.name, self._bound, self.mm_plan.modalities)
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Mask placeholder ids in the logits of a class that defines `compute_logits` itself.
+
+        Its method hides `MultiModalModel.compute_logits`, which masks them otherwise.
+        """
+        super().__init_subclass__(**options)
+        if "compute_logits" in vars(cls):
+            cls.compute_logits = _mask_result(cls.compute_logits)  # type: ignore[method-assign]
 
     @cached_property
     def allowed_ids(self) -> sampling.AllowedIds:
         """The ids that may be sampled."""
         return sampling.AllowedIds(self.mm_plan)
 
-    def _beside(self) -> tuple[type, Any]:
-        """The class that the mixin stands before, and its methods: a Protocol's own do not pass a
-        call on to the next base."""
-        mro: Any = type(self).__mro__
-        bases = pairwise(mro[mro.index(MultiModalModel) :])
-        last, model = next(pair for pair in bases if pair[1] not in models.ModelInterface.__mro__)
-        return model, super(last, self)
+    @property
+    def _model_class(self) -> Any:
+        """A `super()` that begins behind vLLM's interface, at the class that is made multimodal.
+
+        The interface stands between it and the mixin in the method resolution order. It is a
+        Protocol, whose methods do not pass a call on to the next class, as `super()` needs it.
+        """
+        order = type(self).__mro__
+        last: type = MultiModalModel
+        for base in order[order.index(MultiModalModel) + 1 :]:
+            if base not in models.ModelInterface.__mro__:
+                break
+            last = base
+        return super(last, self)
 
     @classmethod
     def get_placeholder_str(cls, modality: str, i: int) -> str | None:
-        """The text of an item in a chat message: the target of `replace` where it is a text, for
-        example ``tok["<image>"]``; else None, which adds no text.
+        """Return the text of an item in a chat message.
+
+        It is the target of `replace` where that is a text, for example ``tok["<image>"]``; else
+        None, which adds no text.
 
         Args:
             modality: name of the modality, or of its embeddings.
@@ -120,11 +136,15 @@ class MultiModalModel(models.ModelInterface):
 
     @override
     def embed_multimodal(self, **kwargs: Any) -> list[torch.Tensor]:
-        """Encoder rows of the items whose fields are given, in order: one (rows, hidden_size)
-        tensor per item, all zeros where a value is not finite or too large
-        (`mmkit.plan.soundness.compute_largest_magnitude`), or where `embed_<modality>` returned
-        rows for another number of items, another number of rows than the layout has positions, or
-        rows of another width than the language model's.
+        """Return the encoder rows of items, one (rows, hidden_size) tensor per item, in order.
+
+        The rows of an item are zeros where a value is not finite or too large (see
+        `mmkit.plan.soundness.compute_largest_magnitude`), or where `embed_<modality>` returned rows
+        for another number of items, another number of rows than the layout has positions, or rows
+        of another width than the language model's.
+
+        Args:
+            kwargs: the fields of the items.
 
         Raises:
             MmkitError: rows of another number or width, while the engine starts: then nobody is
@@ -134,41 +154,61 @@ class MultiModalModel(models.ModelInterface):
         for name, modality in self.mm_plan.modalities.items():
             encoded: list[torch.Tensor] = modality.parser.split_rows(kwargs)
             fields = {key: kwargs[key] for key in modality.fields if kwargs.get(key) is not None}
-            # with embeddings, the fields that their layout reads come alone
+            # with embeddings, only the fields that their layout reads come
             if not fields.keys() <= modality.parser.companions.keys():
-                encoded += self._encoded(modality, fields, kwargs.get(rows_field(modality.name)))
+                counts = self._count_rows(modality, fields, kwargs.get(rows_field(name)))
+                encoded += self._encode_items(modality, fields, counts)
             if encoded:
-                sound, unsound = contained(encoded, self._bound)
+                sound, num_unsound = zero_unsound_rows(encoded, self._bound)
                 rows += sound
-                if self._unsound is not None:
-                    self._unsound.add(name, unsound)
+                if self._reporter is not None:
+                    self._reporter.add(name, num_unsound)
         return rows
 
-    def _encoded(
+    def _count_rows(
         self, modality: BoundModality, fields: dict[str, Any], rows: Any
-    ) -> list[torch.Tensor]:
-        """The rows that the model's `embed_<modality>` returns, one tensor per item."""
-        returned = getattr(self, f"embed_{modality.name}")(**fields)
-        batched = (fields[key] for key in fields if isinstance(modality.fields[key], Batched))
-        counts: list[int | None] | None = None
+    ) -> list[int | None] | None:
+        """Return the rows that each item must have, None for an item where they are not known.
+
+        Args:
+            modality: of the items.
+            fields: of the items, batched.
+            rows: the numbers of rows, integers (items,), where items differ in them.
+
+        Returns:
+            The counts; None where not even the number of items is known.
+        """
         if rows is not None:
-            counts = [int(count) for count in rows]  # of the host, without waiting for the device
-        elif (first := next(batched, None)) is not None:
-            counts = [modality.layout_evaluator.fixed_rows] * len(first)
+            return [int(count) for count in rows]  # of the host, without waiting for the device
+        for name, value in fields.items():
+            if isinstance(modality.fields[name], Batched):
+                return [modality.layout_evaluator.fixed_rows] * len(value)
+        return None
+
+    def _encode_items(
+        self, modality: BoundModality, fields: dict[str, Any], counts: list[int | None] | None
+    ) -> list[torch.Tensor]:
+        """Return the rows that the model's `embed_<modality>` makes, one tensor per item."""
+        returned = getattr(self, f"embed_{modality.name}")(**fields)
         where = f"{modality.where}, embed_{modality.name}"
         expected = [count for count in counts or () if count is not None]
-        if not self._is_serving or counts is None or len(expected) < len(counts):
+        has_all_counts = counts is not None and len(expected) == len(counts)
+        if not has_all_counts or not self._is_serving:
             return encoder_rows(returned, where, counts, self._width)
-        zeros = torch.zeros(self._width, dtype=self._dtype, device=next(self.parameters()).device)
+        device = next(self.parameters()).device
+        zeros = torch.zeros(self._width, dtype=self._dtype, device=device)
         encoded, errors = encoder_rows_or_zeros(returned, where, expected, zeros)
-        if errors and self._unsound is not None:
-            self._unsound.add_errors(modality.name, errors)
+        if errors and self._reporter is not None:
+            self._reporter.add_errors(modality.name, errors)
         return encoded
 
     @property
     def _is_serving(self) -> bool:
-        """Whether the engine has started: vLLM counts the blocks of its KV cache last, after it has
-        tried the encoder on the largest items."""
+        """Whether the engine has started.
+
+        vLLM counts the blocks of its KV cache last, after it has tried the encoder on the largest
+        items.
+        """
         return self.mm_engine.cache_config.num_gpu_blocks is not None
 
     @override
@@ -180,8 +220,7 @@ class MultiModalModel(models.ModelInterface):
         is_multimodal: torch.Tensor | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """Token embeddings (tokens, hidden_size), with the encoder rows where `is_multimodal` is
-        true; zeros for raw input.
+        """Return token embeddings with the encoder rows in their positions; zeros for raw input.
 
         Further arguments, for example `handle_oov_mm_token` before vLLM 0.18, concern ids outside
         the vocabulary and are ignored.
@@ -191,23 +230,28 @@ class MultiModalModel(models.ModelInterface):
             multimodal_embeddings: (rows, hidden_size) tensors, in the order of their positions, or
                 None.
             is_multimodal: bool (tokens,), true at one position per row.
+
+        Returns:
+            (tokens, hidden_size).
         """
-        if self._unsound is not None:
-            self._unsound.poll()
+        if self._reporter is not None:
+            self._reporter.poll()
         if self.mm_plan.spec.is_raw:
             return torch.zeros(len(input_ids), self._width, device=input_ids.device)
-        known = (input_ids >= 0) & (input_ids < self.mm_plan.vocab_size)
+        is_valid_id = (input_ids >= 0) & (input_ids < self.mm_plan.vocab_size)
         language_model = self.get_language_model()
         if language_model is self:
-            language_model = self._beside()[1]
-        embeds: torch.Tensor = language_model.embed_input_ids(torch.where(known, input_ids, 0))
+            language_model = self._model_class
+        embeds: torch.Tensor = language_model.embed_input_ids(
+            torch.where(is_valid_id, input_ids, 0)
+        )
         if multimodal_embeddings is None or is_multimodal is None or not len(multimodal_embeddings):
             return embeds
         merged: torch.Tensor = models.merge_embeddings(embeds, multimodal_embeddings, is_multimodal)
         return merged
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """Logits of the next token, from the class itself or from its language model.
+        """Return the logits of the next token, from the class itself or from its language model.
 
         vLLM's sampler masks placeholder ids (`mmkit.model.sampling`), so reported log probabilities
         are the model's. Where vLLM has no logits processors, for example with speculative decoding,
@@ -220,22 +264,22 @@ class MultiModalModel(models.ModelInterface):
         Returns:
             (tokens, vocabulary size), or None on ranks that do not sample.
         """
-        own = getattr(super(), "compute_logits", None)
-        compute: Callable[..., torch.Tensor | None]
-        compute = own or self.get_language_model().compute_logits
-        return compute(hidden_states)
+        compute = getattr(super(), "compute_logits", None)
+        if compute is None:
+            compute = self.get_language_model().compute_logits
+        return self._mask_placeholders(compute(hidden_states))
 
-    def _masked(self, compute: Any, *args: Any, **options: Any) -> torch.Tensor | None:
-        """What `compute_logits` returns, with minus infinity for placeholder ids, unless vLLM masks
-        them itself."""
-        logits: torch.Tensor | None = compute(*args, **options)
-        if logits is not None and not sampling.is_masked(self):  # None on ranks that do not sample
-            self.allowed_ids.mask(logits)
+    def _mask_placeholders(self, logits: torch.Tensor | None) -> torch.Tensor | None:
+        """Give minus infinity to placeholder ids, in place, unless vLLM masks them itself."""
+        if logits is not None and not sampling.has_logits_processor(self):
+            self.allowed_ids.mask_placeholders(logits)
         return logits
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load a checkpoint, by the class's own `load_weights` or by vLLM's `AutoWeightsLoader` and
-        the class's `hf_to_vllm_mapper`.
+        """Load a checkpoint.
+
+        It is loaded by the class's own `load_weights`, or by vLLM's `AutoWeightsLoader` and the
+        class's `hf_to_vllm_mapper`.
 
         Args:
             weights: names and tensors: all of the model's while vLLM loads it, some of them later.
@@ -247,8 +291,10 @@ class MultiModalModel(models.ModelInterface):
             MmkitError: names the parameters that were not loaded, while vLLM loads the model.
             ValueError: of vLLM, names a weight that the model has no use for.
         """
-        load = getattr(super(), "load_weights", None) or models.weights_loader(self)
-        loaded = load(weights)
+        load = getattr(super(), "load_weights", None)
+        if load is None:
+            load = models.weights_loader(self)
+        loaded: set[str] = load(weights)
         if self.training and loaded is not None:  # later, an update may bring some of them
             _check_loaded(self, loaded)
         return loaded
@@ -268,38 +314,52 @@ class MultiModalModel(models.ModelInterface):
     def get_mm_lora_token_counts(
         self, *, modality: str, mm_kwargs: Any, num_mm_embeds: int
     ) -> tuple[int, int]:
-        """For LoRA on towers: the numbers of positions that the tower and the connector compute for
-        an item. Both are the item's rows in the layout; a class whose tower computes more positions
-        overrides this."""
+        """Return the numbers of positions that tower and connector compute for an item, for LoRA.
+
+        Both are the item's rows in the layout; a class whose tower computes more positions
+        overrides this.
+        """
         return num_mm_embeds, num_mm_embeds
 
     def get_num_mm_encoder_tokens(self, num_mm_embeds: int) -> int:
-        """The number of positions that the tower computes, and the connector, for vLLM before
-        0.32."""
+        """Return the number of positions that the tower computes, for vLLM before 0.32."""
         return num_mm_embeds
 
     get_num_mm_connector_tokens = get_num_mm_encoder_tokens
 
     @property
     def compute_logits_local(self) -> Any:
-        """Absent: vLLM would sample from the shards of the head, whose ids are not those of the
-        vocabulary."""
+        """Absent: vLLM would sample from the shards of the head, whose ids are local to a shard."""
         raise AttributeError("compute_logits_local")
 
 
+def _mask_result(compute_logits: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method `compute_logits` of a subclass, with placeholder ids masked in its result."""
+
+    @wraps(compute_logits)
+    def compute_masked_logits(self: MultiModalModel, *args: Any, **options: Any) -> Any:
+        return self._mask_placeholders(compute_logits(self, *args, **options))
+
+    return compute_masked_logits
+
+
 def _check_loaded(model: Any, loaded: Collection[str]) -> None:
-    """Refuse a model of which a parameter was not loaded, by its name in the model. A quantised one
-    may lack parameters, which vLLM fills itself.
+    """Refuse a model of which a parameter was not loaded, by its name in the model.
+
+    A quantised model may lack parameters, which vLLM fills itself.
 
     Raises:
         MmkitError: names them.
     """
     if model.mm_engine.quant_config is not None:
         return
-    names: dict[int, list[str]] = {}  # a tied parameter has several
+    names_of_parameters: dict[int, list[str]] = {}  # a tied parameter has several names
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    missing = [own[0] for own in names.values() if not {*own} & {*loaded}]
+        names_of_parameters.setdefault(id(parameter), []).append(name)
+    missing: list[str] = []
+    for names in names_of_parameters.values():
+        if set(names).isdisjoint(loaded):
+            missing.append(names[0])
     where = f"{model.mm_spec.name}.load_weights"
     if getattr(model, "is_pooling_model", False):
         heads = [name for name in missing if not _HEADS.isdisjoint(name.split("."))]
@@ -308,7 +368,7 @@ def _check_loaded(model: Any, loaded: Collection[str]) -> None:
             logger.warning(text, where, ", ".join(heads))
         missing = [name for name in missing if name not in heads]
     if missing:
-        shown = ", ".join(sorted(missing)[:_NAMED])
+        shown = ", ".join(sorted(missing)[:MAX_NAMES_SHOWN])
         raise MmkitError(where, "the weights of the model", f"{len(missing)} missing: {shown}")
 
 

@@ -21,7 +21,7 @@ from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 from vllm.utils.jsontree import json_map_leaves
 
 from ..model.mixin import MultiModalModel
-from ..model.registration import get_mrope_input_positions
+from ..model.mrope import get_mrope_input_positions
 from ..vllm_api.items import embeds_size
 from .law import NotApplicable
 from .subject import Subject

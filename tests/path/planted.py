@@ -54,7 +54,7 @@ from mmkit import (
 )
 from mmkit import replace as replaces
 from mmkit.language.layout import ItemTokens
-from mmkit.model.registration import get_mrope_input_positions
+from mmkit.model.mrope import get_mrope_input_positions
 from mmkit.plan.item import group_by_modality
 from mmkit.plan.placement import ItemLayout, Placement
 from mmkit.plan.soundness import compute_largest_magnitude

@@ -12,7 +12,7 @@ from mmkit import Modality, ModelSpec, MultiModalModel, SpecError, Tensor, batch
 from mmkit.errors import MmkitError
 from mmkit.language.expr import Scope
 from mmkit.language.layout import Layout
-from mmkit.model.sound import unsound_items
+from mmkit.model.sound import get_unsound_items_metric
 from mmkit.testing import Violation, check_law
 from mmkit.testing.vllm_model import loaded_model, merged, rows
 from mmkit.testing.vllm_path import run
@@ -108,7 +108,7 @@ def test_rows_of_another_number_do_not_end_a_serving_engine() -> None:
             return spoils[0](list(super().embed_frames(frames)))
 
     def counted(name: str) -> float:
-        return float(unsound_items().labels(name)._value.get())
+        return float(get_unsound_items_metric().labels(name)._value.get())
 
     opaque = MIXED.modalities[0].model_copy(update={"layout": laid_out})
     for spec in (MIXED, ModelSpec("mixed", opaque, *MIXED.modalities[1:])):
@@ -147,6 +147,20 @@ def test_a_class_that_is_its_own_language_model() -> None:
     subject = with_model(type("Itself", (MultiModalModel, Whole), {}))
     for law in ("counts", "embeds", "safety"):
         check_law(law, subject, examples=5)
+
+
+def test_placeholders_are_masked_in_the_logits_of_a_class_that_computes_them_itself() -> None:
+    class WithLogits(Derived):
+        def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.body.compute_logits(hidden_states)
+            return logits
+
+    class WithScaledLogits(WithLogits):
+        def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+            return super().compute_logits(hidden_states) / 2
+
+    for model in (WithLogits, WithScaledLogits):
+        check_law("safety", with_model(model), examples=5)
 
 
 def test_a_model_hides_the_logits_of_one_shard() -> None:

@@ -25,7 +25,7 @@ from mmkit import (
     fields,
     later,
 )
-from mmkit.model.registration import get_mrope_input_positions
+from mmkit.model.mrope import get_mrope_input_positions
 from tests.unit.common import modality
 
 START, END, IMAGE, VIDEO = 1, 2, 3, 4

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmkit.model.sound import Reporter, contained, unsound_items
+from mmkit.model.sound import Reporter, get_unsound_items_metric, zero_unsound_rows
 from mmkit.plan.encoder_rows import encoder_rows_or_zeros
 from mmkit.plan.soundness import compute_largest_magnitude
 
@@ -23,7 +23,7 @@ def test_an_item_is_contained_as_a_whole_and_alone(model: Any, encoder: Any, ite
     rows = [torch.tensor([[1.0, value] for value in values], dtype=encoder).reshape(-1, 2) for values in items]
     bound = compute_largest_magnitude(model)
     sound = [bool(one.isfinite().all()) and all(abs(x) <= bound for x in one.flatten().tolist()) for one in rows]
-    got, unsound = contained(rows, bound)
+    got, unsound = zero_unsound_rows(rows, bound)
     assert int(unsound) == sound.count(False)
     for one, other, whole in zip(rows, got, sound, strict=True):
         assert torch.equal(other, one if whole else torch.zeros_like(one))
@@ -50,12 +50,12 @@ def test_the_operator_is_told(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("prometheus_client")
 
     reporter = Reporter("robot", 16384.0, ["actions", "images"])
-    before = unsound_items().labels("actions")._value.get()
+    before = get_unsound_items_metric().labels("actions")._value.get()
     with caplog.at_level(logging.WARNING):
         for name, number in [("actions", 0), ("actions", 2), ("images", 1), ("actions", 1)]:
             reporter.add(name, torch.tensor(number))
             reporter.poll()
-    assert unsound_items().labels("actions")._value.get() == before + 3
+    assert get_unsound_items_metric().labels("actions")._value.get() == before + 3
     (line,) = caplog.messages
     assert line == (
         "mmkit: robot.actions: the encoder rows of 2 item(s) were not finite, or larger than 16384 in magnitude. The "
@@ -89,12 +89,12 @@ def test_an_item_with_other_rows_than_its_layout_is_zeros_and_no_other_is(items:
 def test_the_operator_is_told_of_rows_that_are_missing(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("prometheus_client")
     reporter = Reporter("robot", 16384.0, ["arm"])
-    before = unsound_items().labels("arm")._value.get()
+    before = get_unsound_items_metric().labels("arm")._value.get()
     _, errors = encoder_rows_or_zeros([torch.ones(2, WIDTH)], "robot.arm, embed_arm", [3], torch.zeros(WIDTH))
     with caplog.at_level(logging.ERROR):
         reporter.add_errors("arm", errors)
         reporter.add_errors("arm", errors)
-    assert unsound_items().labels("arm")._value.get() == before + 2
+    assert get_unsound_items_metric().labels("arm")._value.get() == before + 2
     (line,) = caplog.messages
     assert line == (
         "mmkit: robot.arm, embed_arm, item 0: expected 3 encoder rows, got 2. Return one row per embed() position. The "
