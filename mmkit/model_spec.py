@@ -9,6 +9,7 @@ import torch
 
 from .generate import Classes, generate_classes
 from .language.spec import Declaration, find_calling_module
+from .plan.bind import bind
 from .plan.plan import Plan
 from .plugin import announce
 
@@ -66,7 +67,7 @@ class ModelSpec(Declaration, init=False):
                 limit out of range, or an item without placeholders. It names the modality, the
                 part, and the remedy.
         """
-        return Plan(self, config, tokenizer, processor, kwargs, dtype=dtype)
+        return bind(self, config, tokenizer, processor, kwargs, dtype=dtype)
 
     @property
     def classes(self) -> Classes:

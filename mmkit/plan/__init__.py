@@ -1,12 +1,19 @@
 """A spec bound to one config and tokenizer: what requests run through.
 
+- `bind`: a spec becomes a complete, frozen plan;
 - `plan`: the plan as a whole, and its methods for requests;
 - `modality`: a modality, bound;
+- `guard`: the placeholder ids, against which prompts and samples are guarded;
 - `parsing`: what a caller sends, as canonical items;
 - `processing`: canonical items to processed fields;
 - `hf_calls`: calls of the Hugging Face processor that some modalities share;
+- `scopes`: the scopes in which expressions are evaluated for one item;
+- `forms`: what the fields of all items have in common;
 - `layouts`: what an item becomes in the prompt, evaluated once per geometry and cached;
-- `placement`: where the layouts of all items stand in the prompt;
+- `largest`: the largest item, for which vLLM reserves memory;
+- `placement`, `merging`, `text_targets`: where the layouts of all items stand in the prompt;
 - `rehearsal`: the checks that run a spec on items before the first request;
+- `memo`: what a frozen plan may still learn;
+- `encoder_rows`, `soundness`: the rows that encoders make and callers send;
 - `output`: what the model may say, as arrays.
 """

@@ -14,8 +14,90 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..errors import InputError, MmkitError
 from ..language.field import Field, Flat
-from ..language.items import dtype_name
+from ..language.items import ItemType, dtype_name
+from .memo import Once
+from .processing import FieldProcessor, Processed
+
+
+class FieldForms:
+    """The forms of the fields of a modality, which the raw items of all requests have in common.
+
+    They are found in items that mmkit makes, when they are first asked for. The modalities of plans
+    for the options of requests share those of the server's plan: options may not change them.
+
+    Args:
+        where: names the modality in errors.
+        item_type: the item type.
+        fields: the fields of which all items must have one form, by name.
+        processor: processes the items that mmkit makes.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        item_type: ItemType,
+        fields: Mapping[str, Field],
+        processor: FieldProcessor,
+    ) -> None:
+        self.where = where
+        self.item_type = item_type
+        self.fields = fields
+        self._processor = processor
+        self._forms: Once[Mapping[str, Form]] = Once()
+
+    def get(self) -> Mapping[str, Form]:
+        """Return the form of each field, as far as items that mmkit makes tell it."""
+        return self._forms.get(self._find)
+
+    def of_item(self, fields: Mapping[str, Any]) -> dict[str, Form]:
+        """Return the forms of the fields of an item, as far as it tells them."""
+        forms: dict[str, Form] = {}
+        for name, declared in self.fields.items():
+            form = form_of(fields[name], declared)
+            if form is not None:
+                forms[name] = form
+        return forms
+
+    def check(self, processed: Processed, remedy: str) -> None:
+        """Refuse processed raw items whose fields have another form than those of other requests.
+
+        Args:
+            processed: the fields of each item; those that an item lacks are not looked at.
+            remedy: what a caller may do about it.
+
+        Raises:
+            InputError: names the first.
+        """
+        forms = self.get()
+        for index, fields in enumerate(processed):
+            for name, expected in forms.items():
+                part = fields.get(name)
+                if has_form(part, expected):
+                    continue
+                form = form_of(part, self.fields[name])
+                if form is not None and form != expected:
+                    where = f"{self.where}[{index}], fields[{name!r}]"
+                    raise InputError(where, f"{expected}, as all items have", str(form), remedy)
+
+    def _find(self) -> Mapping[str, Form]:
+        returned_names = {name for name, field in self.fields.items() if not field.is_derived}
+        forms: dict[str, Form] = {}
+        # a small item takes little time, but may leave a list empty; larger ones follow
+        for value in (*reversed(self.item_type.small()), *self.item_type.candidates()):
+            try:
+                fields = self._processor.process_spec_item(value)
+                forms_of_item = self.of_item(fields)
+            except MmkitError:
+                # the processor may take no small item; that it takes the largest, vLLM's start
+                # shows
+                continue
+            for name, form in forms_of_item.items():
+                forms.setdefault(name, form)
+            if forms.keys() >= returned_names:
+                break
+        return {name: forms[name] for name in self.fields if name in forms}
 
 
 class Form(NamedTuple):
@@ -77,7 +159,7 @@ def has_form(part: Any, form: Form) -> bool:
 
 
 def _arrays(part: Any) -> Iterator[Any]:
-    """The tensors and arrays in a part."""
+    """Yield the tensors and arrays in a part."""
     if isinstance(part, (torch.Tensor, np.ndarray)):
         yield part
     elif isinstance(part, (list, tuple)):

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Hashable, Mapping
-from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 
-from ..errors import InputError, SpecError
-from ..language.expr import evaluate
+from ..errors import InputError, SpecError, locate_errors
+from ..language.expr import Scope, evaluate
 from ..language.field import HF
 from ..language.items import SCOPES, ItemType, options_of
 from ..language.node import map_values
 from .memo import options_key
-
-if TYPE_CHECKING:
-    from .modality import BoundModality
-    from .parsing import Taken
+from .parsing import Taken
 
 logger = logging.getLogger(__name__)
 
-
-_signature = lru_cache(inspect.signature)
+_read_signature = lru_cache(inspect.signature)
 
 
 class LazyProcessor:
@@ -37,7 +34,8 @@ class LazyProcessor:
     """
 
     def __init__(self, load: Callable[..., Any], options: Mapping[str, Any] | None = None) -> None:
-        self._load, self._options = load, options or {}
+        self._load = load
+        self._options = options or {}
 
     @cached_property
     def loaded(self) -> Any:
@@ -45,9 +43,11 @@ class LazyProcessor:
         return self._load(**self._options)
 
     def configured_for(self, kind: ItemType) -> LazyProcessor:
-        """Return the processor with those options alone that concern the items of a type."""
+        """Return the processor with only those options that concern the items of a type."""
         options = options_of(kind, self._options)
-        return self if options == self._options else LazyProcessor(self._load, options)
+        if options == self._options:
+            return self
+        return LazyProcessor(self._load, options)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # `copy` and `pickle` probe for these
@@ -58,55 +58,69 @@ class LazyProcessor:
         return self.loaded(*args, **kwargs)
 
 
+@dataclass(frozen=True, eq=False)
 class HFCall:
     """The call of a Hugging Face processor, or of an object that is called like one, for the items
     of one modality. Its signature is read once.
 
     Attributes:
         hf: the declaration.
-        modality: the modality.
+        name: the name of the modality.
+        model: names the spec in errors.
+        where: names the modality in errors.
+        item_type: the item type.
+        part_names: vLLM's names of the parts of an item, as `HF.inputs` has them.
+        static: the scope without an item.
+        modality_options: those `mm_processor_kwargs` of the plan that concern the modality.
+        dtype: the dtype of the floats that are returned; None leaves them as they are.
     """
 
-    def __init__(self, modality: BoundModality, hf: HF) -> None:
-        self.modality, self.hf = modality, hf
-        names = {"audios": "audio", **hf.inputs}
-        self._arguments = [names.get(name, name) for name in modality.spec.arguments]
+    hf: HF
+    name: str
+    model: str
+    where: str
+    item_type: ItemType
+    part_names: Sequence[str]
+    static: Scope
+    modality_options: Mapping[str, Any]
+    dtype: torch.dtype | None
 
     @cached_property
     def part(self) -> Any:
         """What is called in place of the model's processor; None for that itself. It gets those of
         the items that it has arguments for."""
-        return self._evaluated(self.hf.processor)
+        return self._evaluate(self.hf.processor)
+
+    @cached_property
+    def text(self) -> Any:
+        """The text of one item, or None."""
+        return self._evaluate(self.hf.text)
 
     @cached_property
     def options(self) -> Mapping[str, Any]:
         """Those `mm_processor_kwargs` of a request that it gets: a part of a processor knows no
         scopes; a whole one refuses an option that is in a scope and outside of it, too."""
         if self.part is not None:
-            return self.modality.static.kwargs
-        options = self.modality.options
-        in_scopes = {name for scope in SCOPES for name in options.get(scope) or ()}
-        return {name: value for name, value in options.items() if name not in in_scopes}
+            return self.static.kwargs
+        scoped_names: set[str] = set()
+        for scope in SCOPES:
+            scoped_names.update(self.modality_options.get(scope) or ())
+        options = dict(self.modality_options)
+        for name in scoped_names:
+            options.pop(name, None)
+        return options
 
     @cached_property
     def key(self) -> Hashable:
         """The identity of the call: modalities with equal keys share one, and no others do."""
-        # options that JSON lacks, and objects without a hash, are shared with no other modality
+        key = (self.hf.key, options_key(self.options))
         try:
-            key = self.hf.key, options_key(self.options)
             hash(key)
         except TypeError:
-            return self.modality.name
+            # options that JSON lacks, and objects without a hash: the call is shared with no other
+            # modality
+            return self.name
         return key
-
-    @cached_property
-    def text(self) -> Any:
-        """The text of one item, or None."""
-        return self._evaluated(self.hf.text)
-
-    def _evaluated(self, value: Any) -> Any:
-        with self.modality.at("process"):
-            return evaluate(value, self.modality.static)
 
     @cached_property
     def processor(self) -> Callable[..., Any]:
@@ -115,87 +129,154 @@ class HFCall:
         Raises:
             SpecError: there is no processor.
         """
-        own = self.modality.static.proc if self.part is None else self.part
-        if own is None:
-            where, remedy = f"{self.modality.model}, process", "Bind the spec with processor=."
+        processor = self.part
+        if processor is None:
+            processor = self.static.proc
+        if processor is None:
+            where, remedy = f"{self.model}, process", "Bind the spec with processor=."
             raise SpecError(where, "a Hugging Face processor for hf()", "none", remedy)
-        own = own.loaded if isinstance(own, LazyProcessor) else own
-        if isinstance(own, type) or not callable(own):
+        if isinstance(processor, LazyProcessor):
+            processor = processor.loaded
+        is_class = isinstance(processor, type)
+        if is_class or not callable(processor):
             expected = "an object that is called like a Hugging Face processor, for hf()"
-            remedy = "Give an instance of the class." if isinstance(own, type) else ""
-            raise SpecError(f"{self.modality.where}, process", expected, repr(own), remedy)
-        return own  # type: ignore[no-any-return]
+            remedy = "Give an instance of the class." if is_class else ""
+            raise SpecError(f"{self.where}, process", expected, repr(processor), remedy)
+        return processor  # type: ignore[no-any-return]
 
-    @cached_property
-    def takes(self) -> Callable[[str], bool]:
-        """Tells whether the processor has an argument of some name."""
-        # nearly all are objects of a class that says how they are called
-        call: Any = type(self.processor).__call__
-        known = _signature(call) if inspect.isfunction(call) else inspect.signature(self.processor)
-        parameters = known.parameters.values()
-        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
-        names = {one.name for one in parameters}
-        return lambda name: takes_any or name in names
+    def takes(self, name: str) -> bool:
+        """Whether the processor has an argument of some name."""
+        return self._takes_any_name or name in self._argument_names
 
     def __call__(self, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The outputs, floats in the dtype of the modality. No option takes the place of an input:
-        Python refuses a name that is in both."""
-        in_dtype = partial(_in_dtype, dtype=self.modality.dtype)
-        return map_values(in_dtype, self.processor(**inputs, **options))  # type: ignore[no-any-return]
+        """Return the outputs of the processor, floats in the dtype of the modality.
 
-    def outputs(self, items: Mapping[HFCall, Taken]) -> Mapping[str, Any]:
-        """The outputs for the items of the modalities that share the call, as vLLM has them: with
-        those options of the request that the processor takes.
-
-        Args:
-            items: canonical items, by the calls of their modalities. All have one `key`.
-
-        Raises:
-            InputError: the processor raises, or the options of the request state a fixed argument.
-            SpecError: there is no processor.
+        No option takes the place of an input: Python refuses a name that is in both.
         """
-        hf, options = self.hf, self.options
-        requested = {**options, **self.modality.static.kwargs}
-        if stated := set(hf.kwargs).intersection(requested):
-            at, option = f"{self.modality.where}, mm_processor_kwargs", min(stated)
-            raise InputError(at, f"no {option}, which the spec fixes", repr(requested[option]))
-        inputs: dict[str, Any] = {}
-        if self.text is not None:
-            inputs["text"] = self.text * sum(len(own.values) for own in items.values())
-        if "text" in inputs or "text" in hf.kwargs:
-            # as many placeholders as items, however long they make it
-            options = {"truncation": False, **options}
-        for call, own in items.items():
-            inputs |= call._columns(own)
-        if self.part is not None:
-            inputs = {name: value for name, value in inputs.items() if self.takes(name)}
-        taken = {name: value for name, value in options.items() if self.takes(name)}
-        if dropped := sorted(set(options).difference(taken)):
-            kind = type(self.processor).__name__
-            logger.warning("%s takes none of the options %s", kind, dropped)
-        if self.takes("return_tensors"):
-            taken.setdefault("return_tensors", "pt")
-        try:
-            return self({**inputs, **hf.kwargs}, taken)
-        except Exception as error:
-            where = ", ".join(call.modality.where for call in items)
-            said = " ".join(str(error).split()).rstrip(".")
-            got = f"{type(error).__name__}: {said}"
-            if isinstance(error, ValueError):  # as Python has it for what is of the wrong value
-                got = f"some that it refuses: {said}"
-            remedy = ""
-            if self.part is None and "text" not in inputs and "text" in str(error):
-                remedy = "Name a part, for example hf(proc.image_processor), or give hf(text=...)."
-            expected = "items that the Hugging Face processor takes"
-            raise InputError(where, expected, got, remedy) from error
+        outputs = self.processor(**inputs, **options)
+        return map_values(self._cast, outputs)  # type: ignore[no-any-return]
 
-    def _columns(self, taken: Taken) -> dict[str, list[Any]]:
-        """The arguments for some items: they, or each of their parts."""
-        parts, values = self.modality.item.parts, taken.values
-        columns = [[value[part] for value in values] for part in parts] or [list(values)]
-        return dict(zip(self._arguments, columns, strict=True))
+    def make_arguments(self, values: Sequence[Any]) -> dict[str, list[Any]]:
+        """Return the processor's arguments for canonical items: the items, or for a record each of
+        their parts."""
+        parts = self.item_type.parts
+        if not parts:
+            (argument,) = self._arguments
+            return {argument: list(values)}
+        arguments: dict[str, list[Any]] = {}
+        for argument, part in zip(self._arguments, parts, strict=True):
+            arguments[argument] = [value[part] for value in values]
+        return arguments
+
+    @cached_property
+    def _arguments(self) -> list[str]:
+        """The processor's names of the parts of an item."""
+        names = {"audios": "audio", **self.hf.inputs}
+        return [names.get(name, name) for name in self.part_names]
+
+    @cached_property
+    def _parameters(self) -> Sequence[inspect.Parameter]:
+        # nearly all processors are objects of a class that says how they are called, so that the
+        # signature of the class can be cached
+        method: Any = type(self.processor).__call__
+        if inspect.isfunction(method):
+            signature = _read_signature(method)
+        else:
+            signature = inspect.signature(self.processor)
+        return list(signature.parameters.values())
+
+    @cached_property
+    def _argument_names(self) -> frozenset[str]:
+        return frozenset(parameter.name for parameter in self._parameters)
+
+    @cached_property
+    def _takes_any_name(self) -> bool:
+        return any(parameter.kind is parameter.VAR_KEYWORD for parameter in self._parameters)
+
+    def _evaluate(self, value: Any) -> Any:
+        with locate_errors(f"{self.where}, process"):
+            return evaluate(value, self.static)
+
+    def _cast(self, value: Any) -> Any:
+        if self.dtype is None or not isinstance(value, torch.Tensor):
+            return value
+        if not value.is_floating_point():
+            return value
+        return value.to(self.dtype)
 
 
-def _in_dtype(value: Any, dtype: torch.dtype | None) -> Any:
-    is_cast = dtype is not None and isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.to(dtype) if is_cast else value
+def call_together(batches: Mapping[HFCall, Taken]) -> Mapping[str, Any]:
+    """Call a Hugging Face processor once for the items of all modalities that share the call, as
+    vLLM does: with those options of the request that the processor takes.
+
+    Args:
+        batches: canonical items, by the calls of their modalities, all with one `key`.
+
+    Returns:
+        The outputs of the processor by name.
+
+    Raises:
+        InputError: the processor raises, or the options of the request name a fixed argument.
+        SpecError: there is no processor.
+    """
+    first = next(iter(batches))
+    _check_fixed_arguments(first)
+    inputs = _make_inputs(first, batches)
+    options = _choose_options(first)
+    try:
+        return first({**inputs, **first.hf.kwargs}, options)
+    except Exception as error:
+        where = ", ".join(call.where for call in batches)
+        message = " ".join(str(error).split()).rstrip(".")
+        got = f"{type(error).__name__}: {message}"
+        if isinstance(error, ValueError):  # as Python has it for what is of the wrong value
+            got = f"some that it refuses: {message}"
+        remedy = ""
+        if first.part is None and "text" not in inputs and "text" in str(error):
+            remedy = "Name a part, for example hf(proc.image_processor), or give hf(text=...)."
+        expected = "items that the Hugging Face processor takes"
+        raise InputError(where, expected, got, remedy) from error
+
+
+def _check_fixed_arguments(call: HFCall) -> None:
+    """Refuse options of a request that the spec fixes.
+
+    Raises:
+        InputError: names the first.
+    """
+    requested = {**call.options, **call.static.kwargs}
+    fixed_names = set(call.hf.kwargs).intersection(requested)
+    if not fixed_names:
+        return
+    name = min(fixed_names)
+    where = f"{call.where}, mm_processor_kwargs"
+    raise InputError(where, f"no {name}, which the spec fixes", repr(requested[name]))
+
+
+def _make_inputs(first: HFCall, batches: Mapping[HFCall, Taken]) -> dict[str, Any]:
+    """Return the arguments of one call for the items of several modalities."""
+    inputs: dict[str, Any] = {}
+    if first.text is not None:
+        inputs["text"] = first.text * sum(len(batch.values) for batch in batches.values())
+    for call, batch in batches.items():
+        inputs.update(call.make_arguments(batch.values))
+    if first.part is None:
+        return inputs
+    return {name: value for name, value in inputs.items() if first.takes(name)}
+
+
+def _choose_options(call: HFCall) -> dict[str, Any]:
+    """Return the options of one call: those of the request that the processor takes."""
+    options = dict(call.options)
+    if call.text is not None or "text" in call.hf.kwargs:
+        # as many placeholders as items, however long they make it
+        options.setdefault("truncation", False)
+    dropped = sorted(name for name in options if not call.takes(name))
+    for name in dropped:
+        del options[name]
+    if dropped:
+        processor_class = type(call.processor).__name__
+        logger.warning("%s takes none of the options %s", processor_class, dropped)
+    if call.takes("return_tensors"):
+        options.setdefault("return_tensors", "pt")
+    return options

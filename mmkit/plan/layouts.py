@@ -1,222 +1,178 @@
-"""The layouts and targets of the items of one modality."""
+"""The layouts of the items of one modality, and their targets."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import InputError, MmkitError, SpecError
+from ..errors import InputError, SpecError, locate_errors
 from ..language.expr import COUNT, INDEX, Dependency, Expr, Scope, evaluate, to_python
-from ..language.layout import Insert, ItemTokens, Layout, Replace, Target, to_whole
+from ..language.layout import Insert, ItemTokens, Layout, Replace, Target, Update, to_whole
 from ..language.node import dependencies
 from ..language.vocabulary import check_spec_ids
-from .memo import Memo
-from .parsing import Taken
+from .guard import IdRecorder, PlaceholderGuard
+from .memo import NOT_CACHEABLE, Memo, Once
 from .placement import ItemLayout, ResolvedUpdate
+from .scopes import ItemScopes, describe_item, refuse_item
 
-if TYPE_CHECKING:
-    from .modality import BoundModality
-
-_LAYOUT_IDS = 1 << 20
+MAX_CACHED_IDS = 1 << 20
 """Token ids of the layouts that are cached per modality, some ten megabytes."""
 
-_KEYS = 256
-"""Values of the largest tensor that tells one layout from another: one that depends on more is
+MAX_KEY_VALUES = 256
+"""Values of the largest tensor that tells one layout from another: a layout that depends on more is
 evaluated for each item."""
 
-_NUMBERED = 64
-"""Numbered placeholders (``<|image_1|>``) that are known before there is an item."""
+MAX_NUMBERED_TARGETS = 64
+"""Numbered targets (``<|image_1|>``) that are known before there is an item."""
 
 
-class LayoutEvaluator:
-    """Evaluates the layout of the raw items of a modality, and their targets, once per geometry.
+class TooManyRows(InputError):
+    """An item has more encoder rows than the spec's largest item."""
+
+
+class NoEncoderRows(InputError):
+    """An item of a request has no position that receives an encoder row.
 
     Attributes:
-        layout: the bound layout.
-        fields: names of the processed fields that the layout or the targets read; None where a
-            function may read any.
-        varies: whether items differ in their layouts or targets.
-        depends_on_index: whether an item's layout or target depends on its position among the
-            items.
-        is_opaque: whether a function makes the layout or a target.
-        reads_index: whether a layout, by declaration, depends on an item's position.
-        by_company: whether a layout or a target depends, by declaration, on an item's position or
-            on the number of items.
-        fixed_rows: the encoder rows of every item; None where they vary.
-        shared: the alternatives of every item, once they are known; None where they vary.
+        expected: what a layout needs.
+        got: the layout, and the sizes of the item.
     """
 
-    def __init__(self, modality: BoundModality, layout: Layout, vocab_size: int) -> None:
-        self._modality, self.layout, self._vocab_size = modality, layout, vocab_size
-        where = f"{modality.where}, layout"
-        for part in layout.find_varying_parts():
-            expected = "placeholder ids that no item chooses"
-            remedy = "Choose among embed() of several ids by where(): prompts are guarded by ids."
-            raise SpecError(where, expected, repr(part), remedy)
-        for fixed in layout.find_fixed_parts():
-            check_spec_ids(fixed.ids, vocab_size, where)
-            self._guard(fixed.embed_ids)
-            modality.literal_ids |= fixed.literal_ids
-        own, grid = layout.dependencies(), dependencies(modality.grid)
-        read = own.union(*(update.dependencies() for update in modality.updates))
-        # what tells one geometry from another
-        self._told_by = [dependency.expr for dependency in read | grid]
-        self._read_by_grid = _fields_read(grid)
-        self.is_opaque = any(
-            dependency.root == "function" for dependency in read
-        )  # it may read anything
-        names = _fields_read(read)
-        self.fields = None if self.is_opaque or None in names else names
-        self.varies = self.is_opaque or bool(self._told_by)
-        self.depends_on_index = self.is_opaque or INDEX in read
-        self.reads_index = INDEX in own
-        self.by_company = not read.isdisjoint((INDEX, COUNT))
-        self.fixed_rows = None if own else layout.lay(modality.static).num_embeds
-        self.shared: ItemLayout | None = None
-        self._least_length: int | None = None
-        self._finds_least = False
-        self._memo = Memo(_LAYOUT_IDS, lambda known: len(known.tokens) + _KEYS)
+    def __init__(self, where: str, expected: str, got: str) -> None:
+        super().__init__(where, expected, got, "Send a larger one.")
+        self.expected = expected
+        self.got = got
 
-    def alternatives(self, scope: Scope) -> ItemLayout:
-        """The layout of one item, and the ways in which it may get into a prompt.
+
+class Grid(NamedTuple):
+    """The grid of M-RoPE positions of one item.
+
+    Attributes:
+        time: its extent in time.
+        height: its rows.
+        width: its columns.
+        time_scale: by which positions in time are multiplied; 1 where the spec states none.
+    """
+
+    time: int
+    height: int
+    width: int
+    time_scale: Any
+
+
+@dataclass(frozen=True, eq=False)
+class IndexedLayout(ItemLayout):
+    """The layout of an item whose layout or targets depend on its index.
+
+    It keeps the scope of the item, and with it the item's tensors, alive.
+
+    Attributes:
+        here: the layout at the item's own index, which items of one geometry share.
+        scope: the scope of the item.
+        evaluator: evaluates the layout in another scope.
+    """
+
+    here: ItemLayout
+    scope: Scope
+    evaluator: LayoutEvaluator
+
+    def for_index(self, index: int) -> ItemLayout:
+        if self.scope.item.index == index:
+            return self.here
+        facts = dict(vars(self.scope.item))
+        facts["index"] = index
+        return self.evaluator.evaluate(replace(self.scope, item=SimpleNamespace(**facts)))
+
+
+@dataclass(frozen=True, eq=False)
+class LayoutEvaluator:
+    """Evaluates the layouts of the items of a modality, and their targets, once per geometry.
+
+    Attributes:
+        where: names the modality in errors.
+        layout: the bound layout.
+        updates: the bound alternatives of `update`.
+        grid: the sizes of the grid of M-RoPE positions; empty where the spec has none.
+        scopes: makes the scopes of items.
+        guard: checks the placeholder ids of layouts; while the spec is bound, it records them.
+        vocab_size: number of ids of the language model.
+        limit: the most items in one request, or None.
+        requires_rows: whether each item needs an embed() position.
+        is_of_embeddings: whether the items are precomputed embeddings: their fields come from the
+            caller, so that every mistake is the caller's.
+        memo: caches evaluated layouts.
+        constant_layout: the layout of every item, where items do not differ.
+    """
+
+    where: str
+    layout: Layout
+    updates: Sequence[Update]
+    grid: Sequence[Any]
+    scopes: ItemScopes
+    guard: IdRecorder | PlaceholderGuard
+    vocab_size: int
+    limit: int | None
+    requires_rows: bool
+    is_of_embeddings: bool
+    memo: Memo
+    constant_layout: Once[ItemLayout]
+
+    # -- one item ----------------------------------------------------------------------------------
+
+    def lay_out(
+        self, value: Any, index: int, count: int, fields: Mapping[str, Any] | None
+    ) -> ItemLayout:
+        """Return the layout of one item.
+
+        Args:
+            value: the canonical item, or precomputed embeddings.
+            index: its position among the items of the modality.
+            count: the number of items of the modality in the request.
+            fields: its processed fields, as far as layouts read them.
+
+        Raises:
+            InputError: see `evaluate`.
+            SpecError: see `evaluate`.
+        """
+        constant = self.constant_layout.value
+        if constant is not None:
+            return constant
+        scope = self.scopes.make(value, index, fields, count)
+        layout = self.evaluate(scope)
+        if self.depends_on_index:
+            return IndexedLayout(layout.tokens, layout.updates, layout, scope, self)
+        if not self.varies:
+            self.constant_layout.remember(layout)
+        return layout
+
+    def evaluate(self, scope: Scope) -> ItemLayout:
+        """Return the layout in the scope of one item.
 
         Raises:
             SpecError: an id outside the vocabulary, or declared positions that do not fit.
-            InputError: an item without any embed() position.
+            InputError: an item without any embed() position; any mistake in precomputed embeddings.
         """
-        # positions may read fields that the layout does not need, and that are not computed yet
-        is_whole = self._read_by_grid.issubset(scope.fields or ())
-        if self.is_opaque:
-            return self._evaluate(scope, is_whole)
-        key = (is_whole, *[_geometry(part, scope) for part in self._told_by])
-        return self._memo.get(key, lambda: self._evaluate(scope, is_whole))
-
-    def _evaluate(self, scope: Scope, is_whole: bool) -> ItemLayout:
-        modality = self._modality
-        at = modality.at("layout")
-        with at, refusals_of_items(modality, scope):
-            placeholder = self.layout.lay(scope)
-        if modality.spec.has_positions and not placeholder.num_embeds:
-            raise self._without_positions(scope, placeholder)
-        check_spec_ids(placeholder.ids, self._vocab_size, at.where)
-        self._guard(placeholder.embed_ids)
-        if modality.guarded is None:
-            modality.literal_ids |= placeholder.literal_ids
-        if modality.grid and is_whole:
-            self._sizes(scope, placeholder)
-        ways = []
-        at = modality.at("update")
-        for update in modality.updates:
-            with at:
-                target = update.resolve_target(scope)
-            check_spec_ids(target, self._vocab_size, at.where)
-            if isinstance(update, Replace) and not target:
-                raise SpecError(at.where, "a target of at least one token", "none")
-            ways.append(ResolvedUpdate(update, target))
-        return ItemLayout(placeholder, ways)
-
-    def _without_positions(self, scope: Scope, placeholder: ItemTokens) -> InputError:
-        """The refusal of an item without any position that receives an encoder row."""
-        modality = self._modality
-        expected, got = "at least one placeholder per item", f"none for {_sized(scope.item)}"
-        if literal := len(placeholder):
-            got = f"{literal} other token{'' if literal == 1 else 's'} for {_sized(scope.item)}"
-        if modality.guarded is not None:  # an item of a request
-            remedy = "Send a larger one."
-            if least := self._find_least_length():
-                remedy = f"Send one of at least {least} samples."
-            return InputError(_where(modality, scope), expected, got, remedy)
-        remedy = "Round up by ceil_div(), or state a larger least size in the item type."
-        return InputError(f"{modality.where}, layout", expected, got, remedy)
-
-    def _find_least_length(self) -> int | None:
-        """Return the least number of samples of audio that has a position, found by halves; None
-        for other items, and while it is being found."""
-        modality = self._modality
-        if modality.item.media != "audio" or self._least_length is not None or self._finds_least:
-            return self._least_length
-        self._finds_least = True
+        if not self.is_of_embeddings:
+            return self._look_up(scope)
         try:
-            too_short, enough = 0, modality.item.largest[0][0]
-            while enough - too_short > 1:
-                length = (too_short + enough) // 2
-                try:
-                    list(modality.layouts(Taken.whole([modality.item.blank(length)])))
-                except (InputError, SpecError):
-                    too_short = length
-                else:
-                    enough = length
-            self._least_length = enough
-        finally:
-            self._finds_least = False
-        return self._least_length
+            return self._look_up(scope)
+        except SpecError as error:
+            got = str(error).rstrip(".")
+            raise InputError(self.where, "embeddings that can be placed", got) from error
 
-    def _guard(self, ids: Collection[int]) -> None:
-        """Add placeholder ids to those against which prompts are guarded, and which are never
-        sampled. Once a plan has these, other ids are refused.
-
-        Raises:
-            SpecError: names the other ids.
-        """
-        guarded = self._modality.guarded
-        if guarded is None:
-            self._modality.embed_ids |= set(ids)
-            return
-        if more := sorted(set(ids) - guarded):
-            expected = "embed() of ids that the largest or the smallest item has, too"
-            remedy = "State the layout as an expression: no prompt is guarded against other ids."
-            if self._modality.is_of_request:
-                expected = "embed() of ids that items have without these options, too"
-                remedy = "No prompt is guarded against other ids."
-            raise SpecError(f"{self._modality.where}, layout", expected, repr(more), remedy)
-
-    def targets(self) -> dict[Target, bool]:
-        """The targets that are known without an item, each with whether it stands for items only.
-        Numbered targets (``<|image_1|>``) and those with a special token do; an ordinary word may
-        also stand in a prompt without items.
-        """
-        static, limit = self._modality.static, self._modality.limit
-        known: dict[Target, bool] = {}
-        for update in self._modality.updates:
-            numbered = update.dependencies() == {INDEX}
-            if not isinstance(update, Replace) or (update.dependencies() and not numbered):
-                continue
-            most = min(_NUMBERED if limit is None else limit, _NUMBERED) if numbered else 1
-            scopes = [static.for_item(SimpleNamespace(index=index), None) for index in range(most)]
-            if numbered and static.tok is not None:
-                static.tok.learn([*filter(None, map(update.find_text, scopes))])
-            with suppress(SpecError):  # the vocabulary ends somewhere
-                for target in map(update.resolve_target, scopes):
-                    known[target] = numbered or self._is_special(target)
-        return known
-
-    def prefixes(self) -> list[Target]:
-        """Return the prefixes after which layouts are inserted, as far as they are known without an
-        item."""
-        inserts = [update for update in self._modality.updates if isinstance(update, Insert)]
-        return [
-            update.resolve_target(self._modality.static)
-            for update in inserts
-            if not update.dependencies()
-        ]
-
-    def _is_special(self, target: Target) -> bool:
-        """Whether an ordinary text never contains a target."""
-        tok = self._modality.static.tok
-        return len(target) == 1 if tok is None else not tok.special_ids.isdisjoint(target)
-
-    def rows(self, fields: Mapping[str, Any]) -> int:
-        """Encoder rows of an item by its fields alone."""
-        scope = self._modality.scope(SimpleNamespace(), 0, fields)
-        return self.alternatives(scope).tokens.num_embeds
+    def count_rows(self, fields: Mapping[str, Any]) -> int:
+        """Return the number of encoder rows of an item by its fields alone."""
+        return self.evaluate(self._make_scope(fields)).tokens.num_embeds
 
     def grids(self, fields: Mapping[str, Any], mask: Any) -> list[tuple[int, Any]]:
-        """The M-RoPE positions of the encoder rows of an item.
+        """Return the M-RoPE positions of the encoder rows of an item.
 
         Args:
             fields: its processed fields.
@@ -229,96 +185,288 @@ class LayoutEvaluator:
         Raises:
             SpecError: the grid has another number of positions than the layout has rows.
         """
-        placeholder = ItemTokens([], np.asarray(mask, np.bool_).tobytes())
-        scope = self._modality.scope(SimpleNamespace(), 0, fields)
-        t, h, w, *scale = self._sizes(scope, placeholder)
-        starts = [start for start, _ in placeholder.runs]
-        if len(starts) != 1:
-            return [(start, np.indices((1, h, w)).reshape(3, -1)) for start in starts]
-        grid = np.indices((t, h, w))
-        if scale:
-            grid[0] = (grid[0] * scale[0]).astype(np.int64)
-        return [(starts[0], grid.reshape(3, -1))]
+        tokens = ItemTokens([], np.asarray(mask, np.bool_).tobytes())
+        grid = self._evaluate_grid(self._make_scope(fields), tokens)
+        starts = [start for start, _ in tokens.runs]
+        if len(starts) == 1:
+            positions = np.indices((grid.time, grid.height, grid.width))
+            if grid.time_scale != 1:
+                positions[0] = (positions[0] * grid.time_scale).astype(np.int64)
+            return [(starts[0], positions.reshape(3, -1))]
+        positions_of_frame = np.indices((1, grid.height, grid.width)).reshape(3, -1)
+        return [(start, positions_of_frame) for start in starts]
 
-    def _sizes(self, scope: Scope, placeholder: ItemTokens) -> list[Any]:
-        """The sizes of an item's grid, compared with the mask of its layout: one run of all its
-        rows, or one of each time."""
-        grid = self._modality.grid
-        with self._modality.at("positions"):
-            values = [to_python(evaluate(part, scope)) for part in grid]
-            pairs = zip(values[:3], grid, strict=False)
-            t, h, w = (to_whole(value, part, "a size of a grid") for value, part in pairs)
-            lengths = [length for _, length in placeholder.runs]
-            if lengths not in ([t * h * w], [h * w] * t):
-                expected = f"embed() positions for a grid of {(t, h, w)}"
-                raise SpecError("layout", expected, f"runs of {lengths}")
-        return [t, h, w, *values[3:]]
+    # -- what is known without an item -------------------------------------------------------------
 
+    @cached_property
+    def fields(self) -> frozenset[str] | None:
+        """The names of the processed fields that the layout or the targets read; None where a
+        function may read any."""
+        if self.is_opaque:
+            return None
+        return _find_field_names(self._leaves_read)
 
-class EmbeddingLayoutEvaluator(LayoutEvaluator):
-    """The same for precomputed embeddings, whose fields come from the caller."""
+    @cached_property
+    def is_opaque(self) -> bool:
+        """Whether a function makes the layout or a target: it may read anything."""
+        return any(dependency.root == "function" for dependency in self._leaves_read)
 
-    def alternatives(self, scope: Scope) -> ItemLayout:
-        """As for raw items.
+    @cached_property
+    def varies(self) -> bool:
+        """Whether items differ in their layouts or targets."""
+        return self.is_opaque or bool(self._key_parts)
+
+    @cached_property
+    def depends_on_index(self) -> bool:
+        """Whether an item's layout or target may depend on its position among the items."""
+        return self.is_opaque or INDEX in self._leaves_read
+
+    @cached_property
+    def reads_index(self) -> bool:
+        """Whether the layout, by declaration, depends on an item's position."""
+        return INDEX in self.layout.dependencies()
+
+    @cached_property
+    def depends_on_other_items(self) -> bool:
+        """Whether the layout or a target depends, by declaration, on an item's position or on the
+        number of items."""
+        return INDEX in self._leaves_read or COUNT in self._leaves_read
+
+    @cached_property
+    def fixed_rows(self) -> int | None:
+        """The number of encoder rows of every item; None where it varies."""
+        if self.layout.dependencies():
+            return None
+        return self.layout.lay(self.scopes.static).num_embeds
+
+    def targets(self) -> dict[Target, bool]:
+        """Return the targets that are known without an item, each with whether it stands for items
+        only.
+
+        Numbered targets (``<|image_1|>``) and those with a special token do; an ordinary word may
+        also stand in a prompt without items.
+        """
+        targets: dict[Target, bool] = {}
+        for update in self.updates:
+            if not isinstance(update, Replace):
+                continue
+            is_numbered = update.dependencies() == {INDEX}
+            if is_numbered:
+                for target in self._resolve_numbered_targets(update):
+                    targets[target] = True
+            elif not update.dependencies():
+                for target in self._resolve_targets(update, 1):
+                    targets[target] = self._is_special(target)
+        return targets
+
+    def prefixes(self) -> list[Target]:
+        """Return the prefixes after which layouts are inserted, as far as they are known without an
+        item."""
+        prefixes = []
+        for update in self.updates:
+            if isinstance(update, Insert) and not update.dependencies():
+                prefixes.append(update.resolve_target(self.scopes.static))
+        return prefixes
+
+    def check_fixed_ids(self) -> None:
+        """Check the ids that are known without an item.
 
         Raises:
-            InputError: any mistake.
+            SpecError: an item chooses placeholder ids; an id outside the vocabulary; a placeholder
+                id that is not guarded.
         """
+        where = f"{self.where}, layout"
+        for part in self.layout.find_varying_parts():
+            expected = "placeholder ids that no item chooses"
+            remedy = "Choose among embed() of several ids by where(): prompts are guarded by ids."
+            raise SpecError(where, expected, repr(part), remedy)
+        for fixed in self.layout.find_fixed_parts():
+            check_spec_ids(fixed.ids, self.vocab_size, where)
+            self.guard.check_layout(fixed, self.where)
+
+    # -- machinery ---------------------------------------------------------------------------------
+
+    @cached_property
+    def _leaves_read(self) -> frozenset[Dependency]:
+        """What the layout and the targets depend on."""
+        read = self.layout.dependencies()
+        for update in self.updates:
+            read |= update.dependencies()
+        return read
+
+    @cached_property
+    def _key_parts(self) -> Sequence[Expr]:
+        """The expressions whose values tell one geometry from another."""
+        return [dependency.expr for dependency in self._leaves_read | dependencies(self.grid)]
+
+    @cached_property
+    def _grid_fields(self) -> frozenset[Any]:
+        """The names of the fields that the grid reads."""
+        names = _find_field_names(dependencies(self.grid))
+        return frozenset([None]) if names is None else names
+
+    def _look_up(self, scope: Scope) -> ItemLayout:
+        # the grid may read fields that the layout does not need, and that are not computed yet
+        has_grid_fields = self._grid_fields.issubset(scope.fields or ())
+        if self.is_opaque:
+            return self._evaluate(scope, has_grid_fields)
+        key: list[Any] = [has_grid_fields]
+        for part in self._key_parts:
+            key.append(_evaluate_key_part(part, scope))
+        return self.memo.get(tuple(key), lambda: self._evaluate(scope, has_grid_fields))
+
+    def _evaluate(self, scope: Scope, has_grid_fields: bool) -> ItemLayout:
+        where = f"{self.where}, layout"
+        index = vars(scope.item).get("index")
+        refuse: AbstractContextManager[None] = nullcontext()
+        if self.guard.is_complete:
+            refuse = refuse_item(self.where, index, scope.item)
+        with locate_errors(where), refuse:
+            tokens = self.layout.lay(scope)
+        if self.requires_rows and not tokens.num_embeds:
+            raise self._make_error_without_rows(scope, tokens)
+        check_spec_ids(tokens.ids, self.vocab_size, where)
+        self.guard.check_layout(tokens, self.where)
+        if self.grid and has_grid_fields:
+            self._evaluate_grid(scope, tokens)
+        updates = [self._resolve(update, scope) for update in self.updates]
+        return ItemLayout(tokens, updates)
+
+    def _resolve(self, update: Update, scope: Scope) -> ResolvedUpdate:
+        """Return one alternative of `update` with the ids of its target."""
+        where = f"{self.where}, update"
+        with locate_errors(where):
+            target = update.resolve_target(scope)
+        check_spec_ids(target, self.vocab_size, where)
+        if isinstance(update, Replace) and not target:
+            raise SpecError(where, "a target of at least one token", "none")
+        return ResolvedUpdate(update, target)
+
+    def _make_error_without_rows(self, scope: Scope, tokens: ItemTokens) -> InputError:
+        """Return the refusal of an item without any position that receives an encoder row."""
+        expected = "at least one placeholder per item"
+        got = f"none for {describe_item(scope.item)}"
+        literal_count = len(tokens)
+        if literal_count:
+            word = "token" if literal_count == 1 else "tokens"
+            got = f"{literal_count} other {word} for {describe_item(scope.item)}"
+        if not self.guard.is_complete:
+            remedy = "Round up by ceil_div(), or state a larger least size in the item type."
+            return InputError(f"{self.where}, layout", expected, got, remedy)
+        where = self.where
+        index = vars(scope.item).get("index")
+        if index is not None:
+            where = f"{where}[{index}]"
+        return NoEncoderRows(where, expected, got)
+
+    def _resolve_numbered_targets(self, update: Replace) -> list[Target]:
+        count = MAX_NUMBERED_TARGETS
+        if self.limit is not None:
+            count = min(count, self.limit)
+        tok = self.scopes.static.tok
+        if tok is not None:
+            texts = [update.find_text(scope) for scope in self._make_scopes_of_facts(count)]
+            tok.learn([text for text in texts if text])
+        return self._resolve_targets(update, count)
+
+    def _resolve_targets(self, update: Replace, count: int) -> list[Target]:
+        """Return the targets of the first items, as far as the vocabulary has them."""
+        targets: list[Target] = []
         try:
-            return super().alternatives(scope)
-        except SpecError as error:
-            where, got = self._modality.where, str(error).rstrip(".")
-            raise InputError(where, "embeddings that can be placed", got) from error
+            for scope in self._make_scopes_of_facts(count):
+                targets.append(update.resolve_target(scope))
+        except SpecError:
+            pass  # the vocabulary ends somewhere
+        return targets
+
+    def _make_scopes_of_facts(self, count: int) -> list[Scope]:
+        """Return scopes of items of which only the index is known."""
+        static = self.scopes.static
+        return [static.for_item(SimpleNamespace(index=index), None) for index in range(count)]
+
+    def _is_special(self, target: Target) -> bool:
+        """Whether an ordinary text never contains a target."""
+        tok = self.scopes.static.tok
+        if tok is None:
+            return len(target) == 1
+        return not tok.special_ids.isdisjoint(target)
+
+    def _make_scope(self, fields: Mapping[str, Any]) -> Scope:
+        """Return the scope of an item of which only the fields are known."""
+        return self.scopes.make(SimpleNamespace(), 0, fields)
+
+    def _evaluate_grid(self, scope: Scope, tokens: ItemTokens) -> Grid:
+        """Return an item's grid, compared with the mask of its layout: one run of all its rows, or
+        one of each time."""
+        with locate_errors(f"{self.where}, positions"):
+            values = [to_python(evaluate(part, scope)) for part in self.grid]
+            sizes = []
+            for value, part in zip(values[:3], self.grid, strict=False):
+                sizes.append(to_whole(value, part, "a size of a grid"))
+            time, height, width = sizes
+            lengths = [length for _, length in tokens.runs]
+            if lengths not in ([time * height * width], [height * width] * time):
+                expected = f"embed() positions for a grid of {(time, height, width)}"
+                raise SpecError("layout", expected, f"runs of {lengths}")
+        time_scale = values[3] if len(values) > 3 else 1
+        return Grid(time, height, width, time_scale)
 
 
-class TooManyRows(InputError):
-    """An item has more encoder rows than the spec's largest item."""
-
-
-def _where(modality: BoundModality, scope: Scope) -> str:
-    """The path of the item of a scope."""
-    index = getattr(scope.item, "index", None)
-    return modality.where if index is None else f"{modality.where}[{index}]"
-
-
-def _sized(facts: Any) -> str:
-    """An item by its sizes, for messages: ``an item of shape (1, 3)``."""
-    told = {name: value for name, value in vars(facts).items() if name not in ("index", "count")}
-    if "shape" in told:
-        return f"an item of shape {tuple(told['shape'])}"
-    sizes = [f"{name} {value}" for name, value in told.items() if type(value) is int]
-    return f"an item of {' and '.join(sizes)}" if sizes else "an item"
-
-
-@contextmanager
-def refusals_of_items(modality: BoundModality, scope: Scope) -> Iterator[None]:
-    """A context in which a ValueError of a function of the spec, or of the library that it calls,
-    refuses the item of a request. What the largest and the smallest item cannot pass is a mistake
-    of the spec.
+def make_evaluator(
+    where: str,
+    layout: Layout,
+    updates: Sequence[Update],
+    grid: Sequence[Any],
+    scopes: ItemScopes,
+    guard: IdRecorder | PlaceholderGuard,
+    *,
+    vocab_size: int,
+    limit: int | None,
+    requires_rows: bool,
+    is_of_embeddings: bool = False,
+) -> LayoutEvaluator:
+    """Return the evaluator of the layouts of a modality, whose attributes the arguments are.
 
     Raises:
-        InputError: in place of the SpecError that names the expression and its values.
+        SpecError: see `LayoutEvaluator.check_fixed_ids`.
     """
-    try:
-        yield
-    except (SpecError, ValueError) as error:
-        cause: BaseException = error
-        while isinstance(cause, MmkitError) and cause.__cause__ is not None:
-            cause = cause.__cause__
-        is_refusal = isinstance(cause, ValueError) and not isinstance(cause, MmkitError)
-        if modality.guarded is None or not is_refusal:
-            raise
-        got = f"{_sized(scope.item)}: {' '.join(str(cause).split()).rstrip('.')}"
-        raise InputError(_where(modality, scope), "an item that has a layout", got) from error
+    evaluator = LayoutEvaluator(
+        where=where,
+        layout=layout,
+        updates=updates,
+        grid=grid,
+        scopes=scopes,
+        guard=guard,
+        vocab_size=vocab_size,
+        limit=limit,
+        requires_rows=requires_rows,
+        is_of_embeddings=is_of_embeddings,
+        memo=Memo(MAX_CACHED_IDS, _size_in_memo),
+        constant_layout=Once(),
+    )
+    evaluator.check_fixed_ids()
+    return evaluator
 
 
-def _fields_read(dependencies: Iterable[Dependency]) -> frozenset[Any]:
-    """The names of fields; None for all of them."""
-    return frozenset(next(iter(one.keys), None) for one in dependencies if one.root == "fields")
+def _size_in_memo(layout: ItemLayout) -> int:
+    """Return the size of a layout in ids; its key counts as well."""
+    return len(layout.tokens) + MAX_KEY_VALUES
 
 
-def _geometry(part: Expr, scope: Scope) -> Any:
-    """The value of an expression as part of a key.
+def _find_field_names(leaves_read: Iterable[Dependency]) -> frozenset[str] | None:
+    """Return the names of the fields that are read; None where all of them are."""
+    names: set[str] = set()
+    for dependency in leaves_read:
+        if dependency.root != "fields":
+            continue
+        if not dependency.keys:
+            return None
+        names.add(dependency.keys[0])
+    return frozenset(names)
+
+
+def _evaluate_key_part(part: Expr, scope: Scope) -> Any:
+    """Return the value of an expression as part of a key.
 
     None where it has no value: a layout that needs the value raises, and one that guards it by
     `where` does not need it. A large tensor is no key.
@@ -329,6 +477,6 @@ def _geometry(part: Expr, scope: Scope) -> Any:
         return None
     if type(value) is int:  # nearly always
         return value
-    if math.prod(getattr(value, "shape", ())) > _KEYS:
-        return []  # cannot be hashed
+    if math.prod(getattr(value, "shape", ())) > MAX_KEY_VALUES:
+        return NOT_CACHEABLE
     return to_python(value)

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import (
     ErrorCollector,
     InputError,
-    MmkitError,
     SpecError,
     locate_errors,
     report_as_spec_error,
 )
-from ..language.expr import Fields, Scope, evaluate, holds
+from ..language.expr import Scope, evaluate, holds
 from ..language.field import HF, Batched, Constant, Field, Identity
 from ..language.items import ItemType, options_of, unscoped
 from ..language.items.tensor import Tensor
@@ -36,222 +32,89 @@ from ..language.layout import (
 )
 from ..language.modality import Modality
 from ..language.node import fold
-from .forms import Form, form_of, has_form
-from .hf_calls import LazyProcessor
-from .layouts import EmbeddingLayoutEvaluator, LayoutEvaluator, TooManyRows
-from .parsing import Embedding, ItemParser, Taken
+from .forms import FieldForms
+from .guard import IdRecorder, PlaceholderGuard
+from .hf_calls import HFCall, LazyProcessor
+from .largest import LaidOutItem, LargestItem, LargestItemFinder
+from .layouts import LayoutEvaluator, NoEncoderRows, TooManyRows, make_evaluator
+from .memo import Once
+from .parsing import ItemParser, Taken
 from .placement import ItemLayout
 from .processing import FieldProcessor, Processed
-from .rehearsal import rehearse
+from .scopes import ItemScopes
 
-_STEPS = 1024
-"""The steps in which all sizes of the largest item are made smaller together."""
+
+class CallerIds(NamedTuple):
+    """What a caller writes for an item, by the first update.
+
+    Attributes:
+        target: the ids of its target.
+        ids: the ids that the caller writes: none where mmkit inserts the layout.
+    """
+
+    target: Target
+    ids: Target
 
 
 @dataclass(frozen=True, eq=False)
-class Numbered(ItemLayout):
-    """The alternatives of an item whose layout or targets depend on its position. They keep its
-    scope, and with it processed tensors, alive.
-
-    Attributes:
-        here: those at its own position, which items of one geometry share.
-        scope: that of the item.
-        evaluate: the alternatives in another scope.
-    """
-
-    here: ItemLayout
-    scope: Scope
-    evaluate: Callable[[Scope], ItemLayout]
-
-    def for_index(self, index: int) -> ItemLayout:
-        if self.scope.item.index == index:
-            return self.here
-        item = SimpleNamespace(**{**vars(self.scope.item), "index": index})
-        return self.evaluate(replace(self.scope, item=item))
-
-
-class _Facts(SimpleNamespace):
-    """The facts of an item that do not change while it is cached."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("index", "count"):
-            problem = "has no value here: items are cached by their content."
-            raise SpecError(f"item.{name} {problem} Say by cacheable= when items may be kept.")
-        raise AttributeError(f"an item has no attribute {name!r}")
-
-
-class Learned:
-    """What a modality learns from the items of its spec after it is bound.
-
-    The plans for the options of requests are not rehearsed: their modalities have the `Learned` of
-    the server's plan itself, so that nothing of it can be forgotten.
-
-    Attributes:
-        guarded: the placeholder ids of the plan, to which no item and no option adds any; None as
-            long as they are not known.
-        placeholder_texts: the tokens that stand for items in a prompt, as texts, which no text in
-            an item may spell; empty as long as they are not known.
-        shares_memory: see `FieldProcessor`.
-    """
-
-    def __init__(self, modality: BoundModality) -> None:
-        self._modality = modality
-        self.guarded: frozenset[int] | None = None
-        self.placeholder_texts: Sequence[str] = ()
-        self.shares_memory = False
-
-    @cached_property
-    def forms(self) -> Mapping[str, Form]:
-        """The form of each field of raw items, which all requests have in common."""
-        modality = self._modality
-        processed = {name for name in modality.checked if not modality.fields[name].is_derived}
-        forms: dict[str, Form] = {}
-        for value in (*reversed(modality.item.small()), *modality.item.candidates()):
-            # the processor may take no small item; that it takes the largest, vLLM's start shows
-            with suppress(MmkitError):
-                of_item = modality.forms_of(modality.process(value))
-                forms = {**of_item, **forms}
-                # a small item may leave a list empty; larger ones take time
-                if forms.keys() >= processed:
-                    break
-        return forms
-
-
 class BoundModality:
-    """A modality, bound to one config and tokenizer: everything evaluated that depends on these
-    alone.
+    """A modality, bound to one config and tokenizer: everything evaluated that depends only on
+    these. `bind_modality` makes it.
 
     Attributes:
         spec: the declaration.
-        model: names the spec in errors.
+        name: the name of the modality.
         where: names the modality in errors, for example ``robot.actions``.
         static: the scope without an item.
         options: those `mm_processor_kwargs` of its plan that concern its items; see `options_of`.
-        dtype: that of the floats of Hugging Face processors; None leaves them as they are.
         item: the item type.
+        limit: the most items in one request, or None.
         updates: the alternatives of `update`.
+        grid: the sizes of its grid of M-RoPE positions; empty where the spec has none.
         fields: the fields that the model receives for raw items.
         fields_and_embeds: these, and the field of precomputed embeddings, where the spec takes any.
-        grid: the sizes of its grid of M-RoPE positions; empty where the spec has none.
-        limit: the most items in one request, or None.
+        scopes: makes the scopes of items.
         parser: turns a caller's data into canonical items.
         field_processor: turns canonical items into processed fields.
-        layout_evaluator: the layouts and targets of items.
-        embedding_layout_evaluator: those of precomputed embeddings.
-        embed_ids: the placeholder ids that are known without an item, or that items had so far.
-        checked: the fields of which all items must have one form.
-        learned: what its items taught.
+        layout_evaluator: evaluates the layouts and targets of raw items.
+        embedding_layout_evaluator: evaluates those of precomputed embeddings.
+        forms: the forms of fields that all items have in common.
         sends_rows: whether each item comes to the model with the number of its encoder rows: where
             items differ in it, where options of the request change it, and where no field tells how
             many items there are.
-        literal_ids: the ids of layouts that receive no encoder row, as far as they are known
-            without an item, or the rehearsed items have them.
-        needs_fields: whether the layout or the targets read, or may read, what `process` returns.
-        needs_hf: whether the layout or the targets need, or may need, the output of the Hugging
-            Face processor.
-        adapted: what an adapter has derived from the modality.
-
-    Args:
-        vocab_size: number of ids of the language model.
         max_model_len: the longest context, into which the largest item has to fit; None for any.
-        base: the same modality of the server's plan, for the plan of a request's options.
-
-    Raises:
-        SpecError: a part that cannot be bound; `others` has the errors of the other parts.
+        stated_largest_cell: the item with the most encoder rows that the spec states. Where only
+            the Hugging Face processor knows its rows, the first dummy request tells them.
+        largest_cell: the largest item that fits the context.
+        least_length_cell: the least number of samples of audio that has an encoder row.
+        adapter_cache: where an adapter keeps what it derives from the modality.
     """
 
-    def __init__(
-        self,
-        spec: Modality,
-        model: str,
-        scope: Scope,
-        dtype: torch.dtype | None,
-        vocab_size: int,
-        max_model_len: int | None,
-        base: BoundModality | None = None,
-    ) -> None:
-        self.spec, self.name, self.model = spec, spec.name, model
-        self.where = f"{model}.{spec.name}"
-        self.is_of_request = base is not None
-        self.learned: Learned = Learned(self) if base is None else base.learned
-        self.dtype, self._max_model_len = dtype, max_model_len
-        self.options = options_of(spec.item, scope.kwargs)
-        processor = scope.proc
-        if isinstance(processor, LazyProcessor):
-            processor = processor.configured_for(spec.item)
-        self.static: Scope = replace(
-            scope, kwargs=unscoped(spec.item, scope.kwargs), proc=processor
-        )
-        refusals = ErrorCollector()
+    spec: Modality
+    name: str
+    where: str
+    static: Scope
+    options: Mapping[str, Any]
+    item: ItemType
+    limit: int | None
+    updates: Sequence[Update]
+    grid: Sequence[Any]
+    fields: Mapping[str, Field]
+    fields_and_embeds: Mapping[str, Field]
+    scopes: ItemScopes
+    parser: ItemParser
+    field_processor: FieldProcessor
+    layout_evaluator: LayoutEvaluator
+    embedding_layout_evaluator: LayoutEvaluator
+    forms: FieldForms
+    sends_rows: bool
+    max_model_len: int | None
+    stated_largest_cell: Once[LaidOutItem] = field(default_factory=Once)
+    largest_cell: Once[LargestItem] = field(default_factory=Once)
+    least_length_cell: Once[int] = field(default_factory=Once)
+    adapter_cache: dict[Any, Any] = field(default_factory=dict)
 
-        def bound(part: str, declared: Any) -> Any:
-            with refusals.collect(), self.at(part):
-                return fold(declared, self.static)
-
-        item: ItemType = bound("item", spec.item)
-        layout: Layout = bound("layout", spec.layout)
-        # an empty layout stands at offset 0, as vLLM's own
-        updates = spec.update if spec.has_positions else [Insert(at="start")]
-        self.updates: list[Update] = [bound("update", update) for update in updates]
-        fields: dict[str, Field] = {
-            name: bound("fields", field) for name, field in spec.fields.items()
-        }
-        hf: HF | None = bound("process", spec.process if isinstance(spec.process, HF) else None)
-        own = spec.embeds_layout is spec.layout
-        of_embeds: Layout = layout if own else bound("embeds", spec.embeds_layout)
-        companions: dict[str, Tensor] = bound("embeds", spec.companions())
-        self.grid: Sequence[Any] = bound("positions", spec.positions or ())
-        with refusals.collect(), self.at("limit"):
-            limit = evaluate(spec.limit, self.static)
-            self.limit = None if limit is None else to_whole(limit, spec.limit, "the most items")
-        refusals.raise_first()
-        self.item: ItemType = item if hf else item.for_function()
-        self.embed_ids: set[int] = set()
-        self.literal_ids: set[int] = set()
-        self.layout_evaluator = LayoutEvaluator(self, layout, vocab_size)
-        self.embedding_layout_evaluator = self.layout_evaluator
-        if spec.embeds:
-            self.embedding_layout_evaluator = EmbeddingLayoutEvaluator(self, of_embeds, vocab_size)
-        self.parser = ItemParser(self, companions)
-        self.field_processor = FieldProcessor(self, fields, hf)
-        self.fields = {name: field for name, field in fields.items() if not field.hidden}
-        # items without a process are checked when they are read, and constants make no batch
-        is_processed = not isinstance(spec.process, Identity)
-        self.checked = [
-            name
-            for name, field in self.fields.items()
-            if not isinstance(field, Constant) and (is_processed or field.is_derived)
-        ]
-        self.fields_and_embeds = dict(self.fields)
-        if self.parser.takes_embeds:
-            self.fields_and_embeds[self.parser.embeds_field] = self.parser.embeds_as
-        tells_items = any(isinstance(field, Batched) for field in self.fields.values())
-        fixed_rows = self.layout_evaluator.fixed_rows
-        # a fixed number is known to the model from the server's plan, unless options change it
-        is_known = fixed_rows is not None and (
-            base is None or base.layout_evaluator.fixed_rows == fixed_rows
-        )
-        self.sends_rows = not (is_known and tells_items)
-        read = self.layout_evaluator.fields
-        self.needs_fields = read is None or not read <= self.field_processor.from_facts
-        self.needs_hf = hf is not None and self.needs_fields
-        if self.needs_hf and (candidates := len(item.candidates(0.0))) > 1:
-            expected = "one largest item, since only the Hugging Face processor tells its rows"
-            remedy = "State a layout over the facts of item, or the one with the most rows."
-            raise SpecError(f"{self.where}, item", expected, f"{candidates} of them", remedy)
-        # functions may read what changes while an item is cached; of expressions, the spec knows it
-        has_functions = any(dependency.root == "function" for dependency in spec.dependencies())
-        self._hides = spec.cacheable is True and has_functions
-        self.adapted: dict[Any, Any] = {}
-
-    def at(self, part: str) -> locate_errors:
-        """A context in which errors name a part of the modality."""
-        return locate_errors(f"{self.where}, {part}")
-
-    @property
-    def guarded(self) -> frozenset[int] | None:
-        """See `Learned`."""
-        return self.learned.guarded
+    # -- items of requests -------------------------------------------------------------------------
 
     @property
     def is_never_kept(self) -> bool:
@@ -259,140 +122,20 @@ class BoundModality:
         return self.spec.cacheable is False
 
     def may_cache(self, count: int) -> bool:
-        """Whether vLLM may cache each of the processed items of a request with `count` of them
-        alone."""
+        """Whether vLLM may cache each item of a request with `count` of them by itself."""
         if isinstance(self.spec.cacheable, bool):
             return self.spec.cacheable
-        with self.at("cacheable"):
+        with locate_errors(f"{self.where}, cacheable"):
             return holds(
                 self.spec.cacheable, self.static.for_item(SimpleNamespace(count=count), None)
             )
 
-    def scope(
-        self,
-        value: Any,
-        index: int,
-        fields: Mapping[str, Any] | None = None,
-        count: int = 1,
-        *,
-        of_fields: bool = False,
-    ) -> Scope:
-        """The scope of one item.
-
-        Args:
-            value: the canonical item, its precomputed embeddings, or its facts.
-            index: its position among the items of the modality.
-            fields: its processed fields.
-            count: number of items of the modality in the request.
-            of_fields: whether for processed fields, which come back for an item of that content
-                at any index.
-        """
-        if isinstance(value, SimpleNamespace):
-            facts = value
-        elif isinstance(value, Embedding):
-            facts = SimpleNamespace(index=index, rows=len(value.rows))
-        else:
-            facts = self.item.facts(value, index)
-        if self._hides:
-            facts = _Facts(**vars(facts))
-            if of_fields:
-                del facts.index
-        else:
-            facts.count = count
-        if fields is not None and not isinstance(fields, Fields):
-            fields = Fields(fields)
-        return self.static.for_item(facts, fields)
-
-    def layouts(
-        self, taken: Taken, fields: Processed | None = None, *, may_be_larger: bool = False
-    ) -> Iterator[ItemLayout]:
-        """The layouts of some items, and the ways in which they may get into a prompt.
-
-        Args:
-            taken: the items.
-            fields: their processed fields, as far as layouts read them; None where they are to be
-                computed.
-            may_be_larger: whether they may have more encoder rows than the largest item.
-
-        Raises:
-            InputError: precomputed embeddings of other rows than their layout has.
-            TooManyRows: an item has more encoder rows than the spec's largest item, for which vLLM
-                reserves memory and plans its schedule.
-        """
-        placeholders, most = self.layout_evaluator, None
-        if taken.embeds:
-            placeholders = self.embedding_layout_evaluator
-        may_be_larger |= taken.are_largest or placeholders.by_company
-        if placeholders.varies and not may_be_larger:
-            most = self.most_rows
-        fields = self.read(taken) if fields is None else fields
-        for index, (value, own) in enumerate(zip(taken.values, fields, strict=True)):
-            if (alternatives := placeholders.shared) is None:
-                scope = self.scope(value, index, own, taken.total)
-                alternatives = placeholders.alternatives(scope)
-                if placeholders.depends_on_index:
-                    parts = alternatives.tokens, alternatives.updates
-                    evaluate = placeholders.alternatives
-                    alternatives = Numbered(*parts, alternatives, scope, evaluate)
-                elif not placeholders.varies:
-                    placeholders.shared = alternatives
-            rows = alternatives.tokens.num_embeds
-            if taken.are_largest and self.needs_hf and not placeholders.by_company:
-                # the Hugging Face processor is not called for it again
-                vars(self).setdefault("_stated_largest", (value, alternatives.tokens))
-            if taken.embeds and rows != len(value.rows):
-                expected = f"{rows} embedding row(s)"
-                raise InputError(f"{self.where}[{index}]", expected, str(len(value.rows)))
-            if most is not None and rows > most:
-                self._refuse_rows(rows, f"{self.where}[{index}]")
-            yield alternatives
-
-    def _refuse_rows(self, rows: int, where: str) -> None:
-        """Refuse an item that has more encoder rows than the largest item, or than the context has
-        positions.
-
-        Raises:
-            TooManyRows: the former.
-            InputError: the latter.
-        """
-        if rows > self.stated_rows:
-            expected = f"at most {self.stated_rows} encoder row(s), as the stated largest item has"
-            remedy = "Send a smaller item, or state a larger `largest=` in the spec."
-            raise TooManyRows(where, expected, str(rows), remedy)
-        expected = f"at most {self._max_model_len} encoder row(s), as the context has positions"
-        raise InputError(where, expected, str(rows), "Send a smaller item.")
-
-    def written(self, taken: Taken) -> list[tuple[Target, Target]]:
-        """The target of each item, and the ids that a caller writes for it, by the first update.
-        Items are processed where layouts or targets need it."""
-        update = self.updates[0]
-        roots = {dependency.root for dependency in update.dependencies()}
-        if isinstance(update, AlreadyExpanded) or not roots.isdisjoint(("fields", "function")):
-            layouts = self.layouts(taken, may_be_larger=True)
-            return [(own.updates[0].target, own.caller_ids[0]) for own in layouts]
-        is_replaced = isinstance(update, Replace)
-        total = taken.total
-        scopes = [self.scope(value, i, None, total) for i, value in enumerate(taken.values)]
-        return [
-            (target, target if is_replaced else ()) for target in map(update.resolve_target, scopes)
-        ]
-
-    def process(self, value: Any) -> dict[str, Any]:
-        """The processed fields of an item that the spec itself states.
-
-        Raises:
-            SpecError: the item is refused, or the outputs contradict the declared fields.
-        """
-        with report_as_spec_error(remedy=self.item.remedy):
-            return self.field_processor.run(Taken.whole([value]))[0]
-
-    def forms_of(self, fields: Mapping[str, Any]) -> dict[str, Form]:
-        """Return the forms of the fields of an item, as far as it tells them."""
-        forms: dict[str, Form] = {}
-        for name in self.checked:
-            if (form := form_of(fields[name], self.fields[name])) is not None:
-                forms[name] = form
-        return forms
+    def make_zeros(self, taken: Taken) -> Processed | None:
+        """Return the fields of the largest items, of zeros; see `FieldProcessor.make_zeros`. None
+        where only what the Hugging Face processor returns tells their layouts."""
+        if self.needs_hf:
+            return None
+        return self.field_processor.make_zeros(taken)
 
     def check_forms(self, processed: Processed) -> None:
         """Refuse processed raw items whose fields have another form than those of other requests.
@@ -403,66 +146,206 @@ class BoundModality:
         Raises:
             InputError: names the first.
         """
-        for index, fields in enumerate(processed):
-            for name, expected in self.learned.forms.items():
-                part = fields.get(name)
-                if has_form(part, expected):
-                    continue
-                form = form_of(part, self.fields[name])
-                if form not in (None, expected):
-                    where = f"{self.where}[{index}], fields[{name!r}]"
-                    remedy = "The items of all requests share a batch: send one of another dtype."
-                    if self.options:
-                        options = " and ".join(sorted(self.options))
-                        remedy = (
-                            f"Leave out those of mm_processor_kwargs that change it: {options}."
-                        )
-                    raise InputError(where, f"{expected}, as all items have", str(form), remedy)
+        remedy = "The items of all requests share a batch: send one of another dtype."
+        if self.options:
+            options = " and ".join(sorted(self.options))
+            remedy = f"Leave out those of mm_processor_kwargs that change it: {options}."
+        self.forms.check(processed, remedy)
 
-    def read(self, taken: Taken) -> Processed:
-        """The processed fields of some items as far as their layouts read them.
+    def read_fields(self, taken: Taken) -> Processed:
+        """Return the processed fields of items as far as their layouts read them.
 
         Errors as for `FieldProcessor.run`.
         """
         if taken.embeds:
             return taken.values
-        processing = self.field_processor
-        return processing.run(taken) if self.needs_fields else processing.of_facts(taken)
+        if self.needs_fields:
+            return self.field_processor.run(taken)
+        return self.field_processor.derive_from_facts(taken)
 
-    @cached_property
-    def _stated_largest(self) -> tuple[Any, ItemTokens]:
+    def lay_out_all(
+        self, taken: Taken, fields: Processed | None = None, *, may_be_larger: bool = False
+    ) -> list[ItemLayout]:
+        """Return the layouts of items.
+
+        Args:
+            taken: the items.
+            fields: their processed fields, as far as layouts read them; None where they are to be
+                computed.
+            may_be_larger: whether they may have more encoder rows than the largest item.
+
+        Raises:
+            InputError: see `lay_out`.
+            TooManyRows: see `lay_out`.
+        """
+        if fields is None:
+            fields = self.read_fields(taken)
+        layouts = []
+        for index, (value, fields_of_item) in enumerate(zip(taken.values, fields, strict=True)):
+            layouts.append(
+                self.lay_out(
+                    value,
+                    index,
+                    taken.total,
+                    fields_of_item,
+                    is_embedding=taken.embeds,
+                    is_largest=taken.are_largest,
+                    may_be_larger=may_be_larger,
+                )
+            )
+        return layouts
+
+    def lay_out(
+        self,
+        value: Any,
+        index: int,
+        count: int,
+        fields: Mapping[str, Any] | None,
+        *,
+        is_embedding: bool = False,
+        is_largest: bool = False,
+        may_be_larger: bool = False,
+    ) -> ItemLayout:
+        """Return the layout of one item.
+
+        Args:
+            value: the canonical item, or precomputed embeddings.
+            index: its position among the items of the modality.
+            count: the number of items of the modality in the request.
+            fields: its processed fields, as far as layouts read them.
+            is_embedding: whether the value is precomputed embeddings.
+            is_largest: whether it is the largest item of the spec.
+            may_be_larger: whether it may have more encoder rows than the largest item.
+
+        Raises:
+            InputError: precomputed embeddings of other rows than their layout has.
+            TooManyRows: an item has more encoder rows than the spec's largest item, for which vLLM
+                reserves memory and plans its schedule.
+        """
+        evaluator = self.embedding_layout_evaluator if is_embedding else self.layout_evaluator
+        try:
+            layout = evaluator.lay_out(value, index, count, fields)
+        except NoEncoderRows as error:
+            remedy = "Send a larger one."
+            if self.item.media == "audio" and not is_embedding:
+                least_length = self.least_length_cell.get(self._find_least_length)
+                remedy = f"Send one of at least {least_length} samples."
+            raise InputError(error.where, error.expected, error.got, remedy) from error
+        if is_embedding:
+            self._check_embedding_rows(value, index, layout.tokens.num_embeds)
+        if evaluator.depends_on_other_items:
+            return layout
+        if is_largest:
+            if self.needs_hf:
+                # the Hugging Face processor is not called for it again
+                self.stated_largest_cell.remember(LaidOutItem(value, layout.tokens))
+        elif evaluator.varies and not may_be_larger:
+            self._check_row_count(layout.tokens.num_embeds, index)
+        return layout
+
+    def list_caller_ids(self, taken: Taken) -> list[CallerIds]:
+        """Return what a caller writes for each item. Items are processed where layouts or targets
+        need it."""
+        update = self.updates[0]
+        roots = {dependency.root for dependency in update.dependencies()}
+        caller_ids = []
+        if isinstance(update, AlreadyExpanded) or "fields" in roots or "function" in roots:
+            for layout in self.lay_out_all(taken, may_be_larger=True):
+                caller_ids.append(CallerIds(layout.updates[0].target, layout.caller_ids[0]))
+            return caller_ids
+        for index, value in enumerate(taken.values):
+            target = update.resolve_target(self.scopes.make(value, index, None, taken.total))
+            ids = target if isinstance(update, Replace) else ()
+            caller_ids.append(CallerIds(target, ids))
+        return caller_ids
+
+    def _find_least_length(self) -> int:
+        """Return the least number of samples of audio that has an encoder row, by bisection."""
+        too_short = 0
+        enough: int = self.item.largest[0][0]
+        while enough - too_short > 1:
+            length = (too_short + enough) // 2
+            value = self.item.blank(length)
+            try:
+                (fields,) = self.read_fields(Taken.whole([value]))
+                self.layout_evaluator.lay_out(value, 0, 1, fields)
+            except (InputError, SpecError):
+                too_short = length
+            else:
+                enough = length
+        return enough
+
+    def _check_embedding_rows(self, value: Any, index: int, rows: int) -> None:
+        if len(value.rows) != rows:
+            where, expected = f"{self.where}[{index}]", f"{rows} embedding row(s)"
+            raise InputError(where, expected, str(len(value.rows)))
+
+    def _check_row_count(self, rows: int, index: int) -> None:
+        """Refuse an item that has more encoder rows than the largest item, or than the context has
+        positions.
+
+        Raises:
+            TooManyRows: the former.
+            InputError: the latter.
+        """
+        if rows <= self.most_rows:
+            return
+        where = f"{self.where}[{index}]"
+        if rows > self.stated_rows:
+            expected = f"at most {self.stated_rows} encoder row(s), as the stated largest item has"
+            remedy = "Send a smaller item, or state a larger `largest=` in the spec."
+            raise TooManyRows(where, expected, str(rows), remedy)
+        expected = f"at most {self.max_model_len} encoder row(s), as the context has positions"
+        raise InputError(where, expected, str(rows), "Send a smaller item.")
+
+    # -- the largest item --------------------------------------------------------------------------
+
+    @property
+    def needs_fields(self) -> bool:
+        """Whether the layout or the targets read, or may read, what `process` returns."""
+        names = self.layout_evaluator.fields
+        return names is None or not names <= self.field_processor.from_facts
+
+    @property
+    def needs_hf(self) -> bool:
+        """Whether the layout or the targets need, or may need, the output of the Hugging Face
+        processor."""
+        return self.field_processor.hf_call is not None and self.needs_fields
+
+    @property
+    def stated_largest(self) -> LaidOutItem:
         """The item with the most encoder rows that the spec states, and its layout, which may be
         longer than the context."""
-        return self._of_most_rows(self.item.candidates())
+        return self.stated_largest_cell.get(self._find_stated_largest)
 
     @property
     def stated_rows(self) -> int:
         """The number of encoder rows of the largest item that the spec states."""
-        return self._stated_largest[1].num_embeds
+        return self.stated_largest.tokens.num_embeds
 
     @property
     def most_rows(self) -> int:
         """The most encoder rows of an item of any request: those of the stated largest item, as far
         as the context has positions for them."""
-        if self._max_model_len is None:
+        if self.max_model_len is None:
             return self.stated_rows
-        return min(self.stated_rows, self._max_model_len)
+        return min(self.stated_rows, self.max_model_len)
 
     @property
     def is_fitted(self) -> bool:
         """Whether the largest item is longer than the context, so that `largest` is another one."""
-        length = len(self._stated_largest[1])
-        return self._max_model_len is not None and length > self._max_model_len
+        if self.max_model_len is None:
+            return False
+        return len(self.stated_largest.tokens) > self.max_model_len
 
-    @cached_property
-    def largest(self) -> tuple[Any, int]:
+    @property
+    def largest(self) -> LargestItem:
         """The item with the most encoder rows among those that fit the context, and the number of
         these rows, which may be fewer than `most_rows`."""
-        value, placeholder = self._fitted(self.item, self._stated_largest)
-        return value, placeholder.num_embeds
+        return self.largest_cell.get(self._find_largest)
 
     def largest_item(self, sizes: Mapping[str, int] | None = None) -> Any:
-        """The item with the most encoder rows; a single candidate is not processed.
+        """Return the item with the most encoder rows; a single candidate is not processed.
 
         Args:
             sizes: its largest sizes, under the names of vLLM's `limit_mm_per_prompt`; None for
@@ -471,127 +354,15 @@ class BoundModality:
         Raises:
             InputError: sizes that items of this type do not have.
         """
-        item = self.item.within(sizes, self.where) if sizes else self.item
+        item_type = self.item.within(sizes, self.where) if sizes else self.item
         if self.needs_hf:
-            return item.candidates()[0]
+            return item_type.candidates()[0]
         if not sizes:
-            return self.largest[0]
-        return self._fitted(item, self._of_most_rows(item.candidates()))[0]
+            return self.largest.value
+        finder = self._finder
+        return finder.fit(item_type, finder.find(item_type.candidates())).value
 
-    def _of_most_rows(self, items: Sequence[Any]) -> tuple[Any, ItemTokens]:
-        """Return the item with the most encoder rows, the first of equals, and its layout."""
-        placed = [(value, self.placeholder_of(value)) for value in items]
-        return max(placed, key=lambda pair: pair[1].num_embeds)
-
-    def _fitted(self, item: ItemType, largest: tuple[Any, ItemTokens]) -> tuple[Any, ItemTokens]:
-        """Return an item with as many encoder rows as fit the context, and its layout.
-
-        The largest item itself, if it fits, or if only the Hugging Face processor knows its rows.
-        Otherwise the best of several: all its sizes are made smaller together, or one after the
-        other, beginning with each of them. What is best depends on the layout: where one size makes
-        encoder rows and another one literals, the rows stay if the other one is made smaller.
-        """
-        value, placeholder = largest
-        context = self._max_model_len
-        if context is None or len(placeholder) <= context or self.needs_hf:
-            return largest
-        sizes = item.sizes(value)
-        fitted = [self._smaller(item, sizes, first) for first in range(len(sizes))]
-        if len(sizes) != 1:
-            steps = range(1, _STEPS)
-            fitted.append(self._longest(steps, lambda step: item.candidates(step / _STEPS)))
-        fitting = [pair for pair in fitted if pair is not None]
-        if not fitting:
-            return self._of_most_rows(item.candidates(0.0))
-        return max(fitting, key=lambda pair: pair[1].num_embeds)
-
-    def _smaller(
-        self, item: ItemType, sizes: Sequence[int], first: int
-    ) -> tuple[Any, ItemTokens] | None:
-        """Return the largest item that fits the context, with the first size made smaller, and as
-        long as it does not fit, the next one too; None if none fits."""
-        most = [math.inf] * len(sizes)
-        for axis in (*range(first, len(sizes)), *range(first)):
-
-            def candidates(size: int, axis: int = axis) -> list[Any]:
-                return item.candidates(most=[*most[:axis], size, *most[axis + 1 :]])
-
-            fitting = self._longest(range(1, sizes[axis] + 1), candidates)
-            if fitting is not None:
-                return fitting
-            most[axis] = 1
-        return None
-
-    def _longest(
-        self, steps: range, candidates: Callable[[int], list[Any]]
-    ) -> tuple[Any, ItemTokens] | None:
-        """Return the candidate of the last step that fits the context, and its layout; None if none
-        fits. Candidates grow from step to step. One that is refused is taken for too small."""
-        assert self._max_model_len is not None
-        fitting: tuple[Any, ItemTokens] | None = None
-        begin, end = steps.start, steps.stop
-        while begin < end:
-            step = (begin + end) // 2
-            try:
-                pair = self._of_most_rows(candidates(step))
-            except SpecError:
-                begin = step + 1
-                continue
-            if len(pair[1]) > self._max_model_len:
-                end = step
-            else:
-                fitting, begin = pair, step + 1
-        return fitting
-
-    def rehearse(self) -> None:
-        """Try out some items, where they need no Hugging Face processor; see
-        `mmkit.plan.rehearsal`.
-
-        Raises:
-            SpecError: a mistake that would otherwise fail the first request, or make an answer
-                wrong.
-        """
-        if self.needs_hf:
-            return
-        rehearse(self)
-        if self.field_processor.hf_call is None:
-            self._check_forms_of_spec()
-        # also where the largest item is made to fit the context, a mistake shows now
-        for value in (self.largest[0], *self.item.smallest()):
-            self._check_rows_at_second_position(value)
-
-    def _check_forms_of_spec(self) -> None:
-        """Refuse a function of the spec whose fields have another form for the largest item than
-        for a small one, or a form that vLLM cannot batch.
-
-        Raises:
-            SpecError: names the field.
-        """
-        with report_as_spec_error():
-            for value in self.item.candidates()[:1]:
-                self.check_forms([self.process(value)])
-        for name, form in self.learned.forms.items():
-            if not form.layouts <= {torch.strided}:
-                where = f"{self.where}, fields[{name!r}]"
-                raise SpecError(where, "dense tensors, which vLLM can batch", str(form))
-
-    def _check_rows_at_second_position(self, value: Any) -> None:
-        """Refuse a layout whose number of encoder rows depends on the position of an item that is
-        cached. The encoder makes the rows of a cached item once, for all of its positions, and vLLM
-        ends where some are missing.
-
-        Raises:
-            SpecError: names both numbers.
-        """
-        if not self.layout_evaluator.reads_index or self.limit in (0, 1) or not self.may_cache(2):
-            return
-        first, second = (self.placeholder_of(value, index).num_embeds for index in (0, 1))
-        if first != second:
-            expected = f"{first} embed() position(s) whatever item.index is, as for the first item"
-            remedy = "Say by cacheable=False that an item depends on its position."
-            raise SpecError(f"{self.where}, layout", expected, str(second), remedy)
-
-    def placeholder_of(self, value: Any, index: int = 0) -> ItemTokens:
+    def lay_out_spec_item(self, value: Any, index: int = 0) -> ItemTokens:
         """Return the evaluated layout of a raw item that mmkit made, as if it were the only one.
 
         Args:
@@ -602,13 +373,287 @@ class BoundModality:
             SpecError: the spec refuses the item, or its layout has no encoder row.
         """
         with report_as_spec_error(remedy=self.item.remedy):
-            (fields,) = self.read(Taken.whole([value]))
-        return self.placeholder_in(self.scope(value, index, fields))
-
-    def placeholder_in(self, scope: Scope) -> ItemTokens:
-        """Return the evaluated layout of a raw item in its scope. Errors as for
-        `placeholder_of`."""
+            (fields,) = self.read_fields(Taken.whole([value]))
+        scope = self.scopes.make(value, index, fields)
         try:
-            return self.layout_evaluator.alternatives(scope).tokens
+            return self.layout_evaluator.evaluate(scope).tokens
         except InputError as error:
             raise SpecError(str(error)) from error
+
+    @property
+    def _finder(self) -> LargestItemFinder:
+        return LargestItemFinder(self.lay_out_spec_item, self.max_model_len)
+
+    def _find_stated_largest(self) -> LaidOutItem:
+        return self._finder.find(self.item.candidates())
+
+    def _find_largest(self) -> LargestItem:
+        largest = self.stated_largest
+        if not self.needs_hf:  # else only the Hugging Face processor knows the rows of others
+            largest = self._finder.fit(self.item, largest)
+        return LargestItem(largest.value, largest.tokens.num_embeds)
+
+
+# -- binding ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a spec is bound to.
+
+    Attributes:
+        model: the name of the spec, for errors.
+        scope: the config, the tokenizer, the Hugging Face processor and the options.
+        dtype: the dtype of the language model; None leaves floats of Hugging Face processors as
+            they are.
+        vocab_size: number of ids of the language model.
+        max_model_len: the longest context, into which the largest item has to fit; None for any.
+    """
+
+    model: str
+    scope: Scope
+    dtype: torch.dtype | None
+    vocab_size: int
+    max_model_len: int | None
+
+
+def bind_modality(
+    spec: Modality,
+    environment: Environment,
+    guard: IdRecorder | PlaceholderGuard,
+    base: BoundModality | None = None,
+) -> BoundModality:
+    """Bind a modality to a config and a tokenizer.
+
+    Args:
+        spec: the declaration.
+        environment: what it is bound to.
+        guard: records the placeholder ids of layouts; for the options of a request, the guard of
+            the server's plan.
+        base: for the options of a request, the modality of the server's plan.
+
+    Raises:
+        SpecError: a part that cannot be bound; `others` has the errors of the other parts.
+    """
+    scope = environment.scope
+    where = f"{environment.model}.{spec.name}"
+    options = options_of(spec.item, scope.kwargs)
+    processor = scope.proc
+    if isinstance(processor, LazyProcessor):
+        processor = processor.configured_for(spec.item)
+    static = replace(scope, kwargs=unscoped(spec.item, scope.kwargs), proc=processor)
+    parts = _bind_parts(spec, where, static)
+
+    item_type = parts.item_type if parts.hf is not None else parts.item_type.for_function()
+    # functions may read what changes while an item is cached; of expressions, the spec knows it
+    has_functions = any(dependency.root == "function" for dependency in spec.dependencies())
+    scopes = ItemScopes(static, item_type, spec.cacheable is True and has_functions)
+
+    def make(layout: Layout, *, is_of_embeddings: bool = False) -> LayoutEvaluator:
+        return make_evaluator(
+            where,
+            layout,
+            parts.updates,
+            parts.grid,
+            scopes,
+            guard,
+            vocab_size=environment.vocab_size,
+            limit=parts.limit,
+            requires_rows=spec.has_positions,
+            is_of_embeddings=is_of_embeddings,
+        )
+
+    evaluator = make(parts.layout)
+    embedding_evaluator = evaluator
+    if spec.embeds:
+        embedding_evaluator = make(parts.embeds_layout, is_of_embeddings=True)
+    parser = ItemParser(
+        name=spec.name,
+        where=where,
+        item_type=item_type,
+        embeds=spec.embeds,
+        companions=parts.companions,
+        count_rows=embedding_evaluator.count_rows,
+        dtype=environment.dtype,
+    )
+    hf_call = None
+    if parts.hf is not None:
+        hf_call = HFCall(
+            hf=parts.hf,
+            name=spec.name,
+            model=environment.model,
+            where=where,
+            item_type=item_type,
+            part_names=spec.arguments,
+            static=static,
+            modality_options=options,
+            dtype=environment.dtype,
+        )
+    field_processor = FieldProcessor(where, spec.process, parts.fields, hf_call, scopes)
+    fields = {name: declared for name, declared in parts.fields.items() if not declared.hidden}
+    fields_and_embeds = dict(fields)
+    if parser.takes_embeds:
+        fields_and_embeds[parser.embeds_field] = parser.embeds_as
+    if base is None:
+        forms = FieldForms(where, item_type, _fields_of_one_form(spec, fields), field_processor)
+    else:
+        forms = base.forms
+    modality = BoundModality(
+        spec=spec,
+        name=spec.name,
+        where=where,
+        static=static,
+        options=options,
+        item=item_type,
+        limit=parts.limit,
+        updates=parts.updates,
+        grid=parts.grid,
+        fields=fields,
+        fields_and_embeds=fields_and_embeds,
+        scopes=scopes,
+        parser=parser,
+        field_processor=field_processor,
+        layout_evaluator=evaluator,
+        embedding_layout_evaluator=embedding_evaluator,
+        forms=forms,
+        sends_rows=_sends_rows(fields, evaluator.fixed_rows, base),
+        max_model_len=environment.max_model_len,
+    )
+    if modality.needs_hf:
+        _check_single_candidate(parts.item_type, where)
+    return modality
+
+
+def complete_modality(
+    modality: BoundModality,
+    guard: PlaceholderGuard,
+    placeholder_texts: Sequence[str],
+    *,
+    copies_outputs: bool,
+) -> BoundModality:
+    """Return a bound modality that takes the items of requests.
+
+    Args:
+        modality: the modality, after its rehearsal.
+        guard: the guard of the plan, which takes the place of the recorder of ids.
+        placeholder_texts: the tokens that no text in an item may spell.
+        copies_outputs: whether what the function of the spec returns is copied.
+    """
+    evaluator = replace(modality.layout_evaluator, guard=guard)
+    embedding_evaluator = evaluator
+    if modality.embedding_layout_evaluator is not modality.layout_evaluator:
+        embedding_evaluator = replace(modality.embedding_layout_evaluator, guard=guard)
+    field_processor = modality.field_processor.for_requests()
+    if copies_outputs:
+        field_processor = field_processor.copying_outputs()
+    parser = replace(
+        modality.parser,
+        count_rows=embedding_evaluator.count_rows,
+        placeholder_texts=placeholder_texts,
+    )
+    return replace(
+        modality,
+        parser=parser,
+        field_processor=field_processor,
+        layout_evaluator=evaluator,
+        embedding_layout_evaluator=embedding_evaluator,
+    )
+
+
+def copy_outputs(modality: BoundModality) -> BoundModality:
+    """Return the modality with a copy made of what the function of the spec returns."""
+    field_processor = modality.field_processor.copying_outputs()
+    forms = FieldForms(modality.where, modality.item, modality.forms.fields, field_processor)
+    return replace(modality, field_processor=field_processor, forms=forms)
+
+
+class _BoundParts(NamedTuple):
+    """The parts of a modality whose expressions over config and tokenizer are evaluated."""
+
+    item_type: ItemType
+    layout: Layout
+    updates: list[Update]
+    fields: dict[str, Field]
+    hf: HF | None
+    embeds_layout: Layout
+    companions: dict[str, Tensor]
+    grid: Sequence[Any]
+    limit: int | None
+
+
+def _bind_parts(spec: Modality, where: str, static: Scope) -> _BoundParts:
+    """Bind the parts of a modality.
+
+    Raises:
+        SpecError: the first part that cannot be bound; `others` has the errors of the others.
+    """
+    errors = ErrorCollector()
+
+    def bind(part: str, declared: Any) -> Any:
+        with errors.collect(), locate_errors(f"{where}, {part}"):
+            return fold(declared, static)
+
+    item_type: ItemType = bind("item", spec.item)
+    layout: Layout = bind("layout", spec.layout)
+    # an empty layout stands at offset 0, as vLLM's own
+    declared_updates = spec.update if spec.has_positions else [Insert(at="start")]
+    updates: list[Update] = [bind("update", update) for update in declared_updates]
+    fields: dict[str, Field] = {}
+    for name, declared in spec.fields.items():
+        fields[name] = bind("fields", declared)
+    hf: HF | None = None
+    if isinstance(spec.process, HF):
+        hf = bind("process", spec.process)
+    embeds_layout: Layout = layout
+    if spec.embeds_layout is not spec.layout:
+        embeds_layout = bind("embeds", spec.embeds_layout)
+    companions: dict[str, Tensor] = bind("embeds", spec.companions())
+    grid: Sequence[Any] = bind("positions", spec.positions or ())
+    limit: int | None = None
+    with errors.collect(), locate_errors(f"{where}, limit"):
+        limit = evaluate(spec.limit, static)
+        if limit is not None:
+            limit = to_whole(limit, spec.limit, "the most items")
+    errors.raise_first()
+    return _BoundParts(
+        item_type, layout, updates, fields, hf, embeds_layout, companions, grid, limit
+    )
+
+
+def _fields_of_one_form(spec: Modality, fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Return the fields of which all items must have one form.
+
+    Items without a process are checked when they are read, and constants make no batch.
+    """
+    is_processed = not isinstance(spec.process, Identity)
+    chosen: dict[str, Field] = {}
+    for name, declared in fields.items():
+        if not isinstance(declared, Constant) and (is_processed or declared.is_derived):
+            chosen[name] = declared
+    return chosen
+
+
+def _sends_rows(
+    fields: Mapping[str, Field], fixed_rows: int | None, base: BoundModality | None
+) -> bool:
+    """Whether each item comes to the model with the number of its encoder rows."""
+    if fixed_rows is None:
+        return True
+    # a fixed number is known to the model from the server's plan, unless options change it
+    if base is not None and base.layout_evaluator.fixed_rows != fixed_rows:
+        return True
+    # a batched field tells how many items there are
+    return not any(isinstance(declared, Batched) for declared in fields.values())
+
+
+def _check_single_candidate(item_type: ItemType, where: str) -> None:
+    """Refuse several largest items where only the Hugging Face processor can tell them apart.
+
+    Raises:
+        SpecError: names their number.
+    """
+    count = len(item_type.candidates(0.0))
+    if count > 1:
+        expected = "one largest item, since only the Hugging Face processor tells its rows"
+        remedy = "State a layout over the facts of item, or the one with the most rows."
+        raise SpecError(f"{where}, item", expected, f"{count} of them", remedy)

@@ -1,218 +1,331 @@
-"""Canonical items to processed fields."""
+"""The processing of one modality: canonical items to processed fields."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from ..errors import InputError, SpecError, convert_errors
+from ..errors import InputError, SpecError, convert_errors, locate_errors, report_as_spec_error
 from ..language.expr import Fields, Scope
-from ..language.field import HF, Field, Flat, Identity, remove_padding
+from ..language.field import Field, Flat, Identity, remove_padding
+from ..language.items import ItemType
 from ..language.node import dependencies, evaluate_all
-from .hf_calls import HFCall
-from .layouts import refusals_of_items
+from .hf_calls import HFCall, call_together
 from .parsing import Taken
-
-if TYPE_CHECKING:
-    from .modality import BoundModality
+from .scopes import ItemScopes, refuse_item
 
 Processed: TypeAlias = Sequence[dict[str, Any]]
 """The processed fields of the items of one modality: per item, its part of every field, hidden ones
 included."""
 
 
+@dataclass(frozen=True, slots=True)
+class FieldStep:
+    """One field, in the order in which fields are computed.
+
+    Attributes:
+        name: the name of the field.
+        field: the bound field.
+        where: names the field in errors.
+    """
+
+    name: str
+    field: Field
+    where: str
+
+
+@dataclass(frozen=True, eq=False)
 class FieldProcessor:
     """Runs `process` and checks its result against the declared fields.
 
     Attributes:
+        where: names the modality in errors.
+        process: the declaration: `Identity`, `HF`, or a function of the spec.
         fields: the bound fields, by name.
-        from_facts: names of the derived fields that depend on the facts of an item alone.
-        hf_call: that of a Hugging Face processor; None where `process` is something else.
-        shares_memory: whether a function of the spec returns memory that it writes to again, so
-            that what it returns is copied.
+        hf_call: the call of a Hugging Face processor; None where `process` is something else.
+        scopes: makes the scopes of items.
+        copies_outputs: whether what a function of the spec returns is copied, because it lies in
+            memory that the function writes to again.
+        is_rehearsing: whether the spec is being bound. What an item cannot pass is a mistake of the
+            spec then, and afterwards a refusal of the item.
     """
 
-    def __init__(self, modality: BoundModality, fields: dict[str, Field], hf: HF | None) -> None:
-        self._modality, self.fields = modality, fields
-        self.hf_call = HFCall(modality, hf) if hf else None
-        self._where, self._process = f"{modality.where}, process", modality.spec.process
-        # derived fields may depend on processed ones, and the sizes of flat fields on both
-        order = sorted(fields.items(), key=lambda f: (isinstance(f[1], Flat), f[1].is_derived))
-        self._in_order = [(n, field, modality.at(f"fields[{n!r}]")) for n, field in order]
-        self._stated = [
-            step for step in self._in_order if step[1].dtype or step[1].shape is not None
-        ]
-        self._processed = [name for name, field in fields.items() if not field.is_derived]
-        self._unpad = hf.unpad if hf else {}
-        self._needs_scopes = bool(self._unpad) or any(field.varies for field in fields.values())
-        known: set[str] = set()
-        for name, field in order:
-            roots = {
-                (dependency.root, *dependency.keys[:1]) for dependency in dependencies(field.value)
-            }
-            unknown = [root for root in roots if root[0] in ("fields", "function")]
-            if field.is_derived and {("fields", name) for name in known}.issuperset(unknown):
-                known.add(name)
-        self.from_facts = frozenset(known)
+    where: str
+    process: Any
+    fields: Mapping[str, Field]
+    hf_call: HFCall | None
+    scopes: ItemScopes
+    copies_outputs: bool = False
+    is_rehearsing: bool = True
 
-    @property
-    def shares_memory(self) -> bool:
-        """See the class."""
-        return self._modality.learned.shares_memory
+    def copying_outputs(self) -> FieldProcessor:
+        """Return a processor that copies what the function of the spec returns."""
+        return replace(self, copies_outputs=True)
 
-    @shares_memory.setter
-    def shares_memory(self, value: bool) -> None:
-        self._modality.learned.shares_memory = value
+    def for_requests(self) -> FieldProcessor:
+        """Return the processor for the items of requests, after its rehearsal."""
+        return replace(self, is_rehearsing=False)
 
-    def of_facts(self, taken: Taken) -> list[dict[str, Any]]:
-        """The fields `from_facts` of canonical items."""
-        parts: list[dict[str, Any]] = [Fields() for _ in taken.values]
-        scopes = self._scopes(taken, parts)
-        for name, declared, at in self._in_order:
-            if name in self.from_facts:
-                for fields, scope in zip(parts, scopes, strict=True):
-                    with at, refusals_of_items(self._modality, scope):
-                        fields[name] = declared.derive(scope)
-        return parts
-
-    def _derived(self, declared: Field, scopes: Sequence[Scope]) -> Sequence[Any]:
-        """The parts of a derived field.
-
-        Raises:
-            InputError: a function refuses an item of a request.
-        """
-        try:
-            return declared.derive_all(self._modality.static, scopes)
-        except (SpecError, ValueError):
-            for scope in scopes:  # which item it was
-                with refusals_of_items(self._modality, scope):
-                    declared.derive(scope)
-            raise
-
-    def _scopes(self, taken: Taken, parts: Sequence[dict[str, Any]]) -> list[Scope]:
-        """The scope of each item, in which its fields are as far as they are computed."""
-        scope, total = self._modality.scope, taken.total
-        pairs = enumerate(zip(taken.values, parts, strict=True), taken.first)
-        return [scope(value, i, own, total, of_fields=True) for i, (value, own) in pairs]
+    # -- some items --------------------------------------------------------------------------------
 
     def run(self, taken: Taken) -> Processed:
-        """The processed fields of canonical items.
+        """Return the processed fields of canonical items.
 
         Raises:
             InputError: the Hugging Face processor, or a function of the spec, refuses them.
             SpecError: the outputs contradict the declared fields, or the function raises anything
                 but an InputError, which reports a mistake of the caller.
         """
-        if isinstance(self._process, Identity):
-            # each part of a record is the field of its name
-            columns: dict[str, Any] = dict.fromkeys(self._processed, taken.values)
-            if self._modality.item.parts:
-                columns = {key: [one[key] for one in taken.values] for key in self._processed}
-            return self.finish(columns, taken, in_parts=True)
-        if self.shares_memory or (self.hf_call and self.hf_call.hf.one_by_one):
-            each = taken.each()
-            outputs = [self._outputs(one) for one in each]
-            return [self.finish(raw, one)[0] for raw, one in zip(outputs, each, strict=True)]
-        return self.finish(self._outputs(taken), taken)
+        if isinstance(self.process, Identity):
+            return self.finish(self._make_identity_columns(taken), taken, is_in_parts=True)
+        is_one_by_one = self.hf_call is not None and self.hf_call.hf.one_by_one
+        if not self.copies_outputs and not is_one_by_one:
+            return self.finish(self._call_process(taken), taken)
+        # all are called before any is finished: the function may write to its memory again
+        batches = taken.each()
+        outputs = [self._call_process(batch) for batch in batches]
+        processed: list[dict[str, Any]] = []
+        for raw, batch in zip(outputs, batches, strict=True):
+            processed += self.finish(raw, batch)
+        return processed
 
-    def _outputs(self, taken: Taken) -> Mapping[str, Any]:
-        """What the Hugging Face processor or the function of the spec returns for some items."""
-        if self.hf_call:
-            return self.hf_call.outputs({self.hf_call: taken})
-        raw = self.called(taken.values)
-        return copy.deepcopy(raw) if self.shares_memory else raw
+    def process_spec_item(self, value: Any) -> dict[str, Any]:
+        """Return the processed fields of an item that mmkit made from the spec.
 
-    def called(self, values: Sequence[Any]) -> Mapping[str, Any]:
+        Raises:
+            SpecError: the item is refused, or the outputs contradict the declared fields.
+        """
+        with report_as_spec_error(remedy=self._item_type.remedy):
+            return self.run(Taken.whole([value]))[0]
+
+    def derive_from_facts(self, taken: Taken) -> list[dict[str, Any]]:
+        """Return the fields `from_facts` of canonical items."""
+        parts: list[dict[str, Any]] = [Fields() for _ in taken.values]
+        scopes = self._make_scopes(taken, parts)
+        for step in self._steps:
+            if step.name not in self.from_facts:
+                continue
+            for position, (fields, scope) in enumerate(zip(parts, scopes, strict=True)):
+                with locate_errors(step.where):
+                    fields[step.name] = self._derive(step.field, scope, taken.first + position)
+        return parts
+
+    def call_function(self, values: Sequence[Any]) -> Mapping[str, Any]:
         """Return what the function of the spec returns for canonical items.
 
         Raises:
             InputError: the function refuses them.
             SpecError: it raises anything else, or returns no declared fields.
         """
-        with convert_errors(self._where, "to take well-formed items"):
-            raw = self._process(values, self._modality.static)
+        where = f"{self.where}, process"
+        with convert_errors(where, "to take well-formed items"):
+            raw = self.process(values, self.scopes.static)
         if not isinstance(raw, Mapping):
-            raise SpecError(self._where, "a dict of tensors", type(raw).__name__)
-        if unknown := set(raw).difference(self._processed):
-            expected = f"process to return declared fields, {sorted(self._processed)}"
+            raise SpecError(where, "a dict of tensors", type(raw).__name__)
+        unknown_names = sorted(set(raw).difference(self._returned_names))
+        if unknown_names:
+            expected = f"process to return declared fields, {sorted(self._returned_names)}"
             remedy = "Declare them in fields, or do not return them."
-            raise SpecError(self._modality.where, expected, repr(sorted(unknown)), remedy)
+            raise SpecError(self.where, expected, repr(unknown_names), remedy)
         return raw
 
-    def zeros(self, taken: Taken) -> Processed | None:
-        """The fields of the largest items, with zeros for what a Hugging Face processor would make
-        of them: it gets a small item only, which tells the dtypes.
-
-        None where the spec does not state the shape of a field, or the field holds no pixels, which
-        are floats or bytes.
-        """
-        modality = self._modality
-        stated = {name: self.fields[name].shape for name in self._processed}
-        is_known = len(stated) + len(self.from_facts) == len(self.fields) and not modality.needs_hf
-        # of one shape, a small item takes as long as the largest
-        if not (self.hf_call and is_known and None not in stated.values() and dependencies(stated)):
-            return None
-        raw: dict[str, list[torch.Tensor]] = {}
-        with suppress(SpecError):  # the processor takes no small item, or it alone tells a shape
-            small = modality.process(modality.item.small()[-1])
-            one, *_ = taken.each()
-            (scope,) = self._scopes(one, self.of_facts(one))
-            for name, shape in evaluate_all(stated, scope).items():
-                dtype = getattr(small[name], "dtype", torch.int64)
-                are_pixels = dtype.is_floating_point or dtype == torch.uint8
-                if are_pixels and all(type(size) is int for size in shape):
-                    # until somebody looks at it, numpy's memory costs no time, torch's does
-                    memory = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
-                    zeros = torch.from_numpy(memory).view(dtype).view(shape)
-                    raw[name] = [zeros] * len(taken.values)
-        return self.finish(raw, taken, in_parts=True) if len(raw) == len(stated) else None
-
-    def finish(self, raw: Mapping[str, Any], taken: Taken, *, in_parts: bool = False) -> Processed:
+    def finish(
+        self, raw: Mapping[str, Any], taken: Taken, *, is_in_parts: bool = False
+    ) -> Processed:
         """Split processed tensors into items and check them against the declared fields.
 
         Args:
             raw: the result of `process`, by field.
             taken: the canonical items.
-            in_parts: whether `raw` has a list of the items' parts for each field.
+            is_in_parts: whether `raw` has a list of the items' parts for each field.
 
         Raises:
             InputError: a Hugging Face processor has made another shape or dtype than stated.
             SpecError: a field is missing, has another number of items, or, from a function of the
                 spec, another shape or dtype than stated.
         """
-        if not in_parts and self.hf_call and (names := self.hf_call.hf.outputs):
-            raw = {names.get(name, name): value for name, value in raw.items()}
-        if missing := [name for name in self._processed if raw.get(name) is None]:
-            got = f"{sorted(raw)}, without {missing}"
-            raise SpecError(self._where, f"the fields {sorted(self.fields)}", got)
-        static = self._modality.static
+        if self.hf_call is not None and self.hf_call.hf.outputs and not is_in_parts:
+            raw = rename_outputs(raw, self.hf_call.hf.outputs)
+        self._check_names(raw)
         parts: list[dict[str, Any]] = [Fields() for _ in taken.values]
-        scopes = self._scopes(taken, parts) if self._needs_scopes else [static] * len(parts)
-        for name, declared, at in self._in_order:
-            with at:
-                if declared.is_derived:
-                    own = self._derived(declared, scopes)
-                else:
-                    split = declared.split_each if in_parts else declared.split
-                    own = split(raw[name], scopes)
-            for fields, part in zip(parts, own, strict=True):
-                fields[name] = part
+        if self._needs_scopes:
+            # a scope holds the fields of its item, which the steps fill in
+            scopes = self._make_scopes(taken, parts)
+        else:
+            scopes = [self.scopes.static] * len(parts)
+        for step in self._steps:
+            with locate_errors(step.where):
+                values = self._split(step, raw, taken, scopes, is_in_parts)
+            for fields, value in zip(parts, values, strict=True):
+                fields[step.name] = value
         for name, corner in self._unpad.items():
             for fields, scope in zip(parts, scopes, strict=True):
                 fields[name] = remove_padding(fields[name], corner, scope)
-        for name, declared, at in self._stated:
-            with at:
-                for i, (fields, scope) in enumerate(zip(parts, scopes, strict=True), taken.first):
-                    self._check(declared, fields[name], scope, i, at.where)
+        for step in self._steps_to_check:
+            with locate_errors(step.where):
+                for position, (fields, scope) in enumerate(zip(parts, scopes, strict=True)):
+                    self._check(step, fields[step.name], scope, taken.first + position)
         return parts
 
-    def _check(self, declared: Field, part: Any, scope: Scope, index: int, where: str) -> None:
+    # -- the dummy request -------------------------------------------------------------------------
+
+    def make_zeros(self, taken: Taken) -> Processed | None:
+        """Return the fields of the largest items, with zeros for what a Hugging Face processor
+        would make of them: it gets a small item only, which tells the dtypes.
+
+        None where the layout reads other fields than `from_facts`, where the spec does not state
+        the shape of a field, or where the field holds no pixels, which are floats or bytes.
+        """
+        shapes = {name: self.fields[name].shape for name in self._returned_names}
+        if self.hf_call is None or None in shapes.values():
+            return None
+        if len(shapes) + len(self.from_facts) != len(self.fields):
+            return None
+        if not dependencies(shapes):  # of one shape, a small item takes as long as the largest
+            return None
+        columns: dict[str, list[torch.Tensor]] = {}
+        try:
+            small_fields = self.process_spec_item(self._item_type.small()[-1])
+            first = taken.each()[0]
+            (scope,) = self._make_scopes(first, self.derive_from_facts(first))
+            for name, shape in evaluate_all(shapes, scope).items():
+                zeros = _make_zeros(shape, small_fields[name])
+                if zeros is None:
+                    return None
+                columns[name] = [zeros] * len(taken.values)
+        except SpecError:  # the processor takes no small item, or it alone tells a shape
+            return None
+        return self.finish(columns, taken, is_in_parts=True)
+
+    # -- what is known without an item -------------------------------------------------------------
+
+    @cached_property
+    def from_facts(self) -> frozenset[str]:
+        """The names of the derived fields that depend only on the facts of an item."""
+        return find_fields_of_facts(self.fields)
+
+    @cached_property
+    def _steps(self) -> Sequence[FieldStep]:
+        steps = []
+        for name in order_fields(self.fields):
+            steps.append(FieldStep(name, self.fields[name], f"{self.where}, fields[{name!r}]"))
+        return steps
+
+    @cached_property
+    def _steps_to_check(self) -> Sequence[FieldStep]:
+        """The fields of which the spec states a shape or a dtype."""
+        steps = []
+        for step in self._steps:
+            if step.field.dtype or step.field.shape is not None:
+                steps.append(step)
+        return steps
+
+    @cached_property
+    def _returned_names(self) -> Sequence[str]:
+        """The names of the fields that `process` returns."""
+        return [name for name, field in self.fields.items() if not field.is_derived]
+
+    @cached_property
+    def _unpad(self) -> Mapping[str, Any]:
+        return {} if self.hf_call is None else self.hf_call.hf.unpad
+
+    @cached_property
+    def _needs_scopes(self) -> bool:
+        """Whether the fields of an item are split, computed or checked by its facts."""
+        return bool(self._unpad) or any(field.varies for field in self.fields.values())
+
+    @property
+    def _item_type(self) -> ItemType:
+        return self.scopes.item_type
+
+    # -- machinery ---------------------------------------------------------------------------------
+
+    def _make_identity_columns(self, taken: Taken) -> dict[str, Any]:
+        """Return the items as fields: of a record, each part is the field of its name."""
+        columns: dict[str, Any] = {}
+        for name in self._returned_names:
+            if self._item_type.parts:
+                columns[name] = [value[name] for value in taken.values]
+            else:
+                columns[name] = taken.values
+        return columns
+
+    def _call_process(self, taken: Taken) -> Mapping[str, Any]:
+        """Return what the Hugging Face processor or the function of the spec returns for items."""
+        if self.hf_call is not None:
+            return call_together({self.hf_call: taken})
+        raw = self.call_function(taken.values)
+        if self.copies_outputs:
+            return copy.deepcopy(raw)
+        return raw
+
+    def _check_names(self, raw: Mapping[str, Any]) -> None:
+        missing_names = []
+        for name in self._returned_names:
+            if raw.get(name) is None:
+                missing_names.append(name)
+        if missing_names:
+            expected = f"the fields {sorted(self.fields)}"
+            got = f"{sorted(raw)}, without {missing_names}"
+            raise SpecError(f"{self.where}, process", expected, got)
+
+    def _make_scopes(self, taken: Taken, parts: Sequence[dict[str, Any]]) -> list[Scope]:
+        """Return the scope of each item, in which its fields are as far as they are computed."""
+        scopes = []
+        for position, (value, fields) in enumerate(zip(taken.values, parts, strict=True)):
+            index = taken.first + position
+            scope = self.scopes.make(value, index, fields, taken.total, for_fields=True)
+            scopes.append(scope)
+        return scopes
+
+    def _split(
+        self,
+        step: FieldStep,
+        raw: Mapping[str, Any],
+        taken: Taken,
+        scopes: Sequence[Scope],
+        is_in_parts: bool,
+    ) -> Sequence[Any]:
+        """Return the value of one field for each item."""
+        if step.field.is_derived:
+            return self._derive_all(step.field, taken, scopes)
+        if is_in_parts:
+            return step.field.split_each(raw[step.name], scopes)
+        return step.field.split(raw[step.name], scopes)
+
+    def _derive_all(self, field: Field, taken: Taken, scopes: Sequence[Scope]) -> Sequence[Any]:
+        """Return the parts of a derived field.
+
+        Raises:
+            InputError: a function refuses an item of a request.
+        """
+        try:
+            return field.derive_all(self.scopes.static, scopes)
+        except (SpecError, ValueError):
+            # one by one, which tells the item that is refused
+            for position, scope in enumerate(scopes):
+                self._derive(field, scope, taken.first + position)
+            raise
+
+    def _derive(self, field: Field, scope: Scope, index: int) -> Any:
+        """Return the value of a derived field for one item.
+
+        Raises:
+            InputError: a function refuses the item of a request.
+        """
+        if self.is_rehearsing:
+            return field.derive(scope)
+        with refuse_item(self.where, index, scope.item):
+            return field.derive(scope)
+
+    def _check(self, step: FieldStep, part: Any, scope: Scope, index: int) -> None:
         """Compare the part of an item with the stated shape and dtype.
 
         Raises:
@@ -222,9 +335,70 @@ class FieldProcessor:
             SpecError: a function of the spec has.
         """
         if self.hf_call is None:
-            declared.check(part, scope, index)
+            step.field.check(part, scope, index)
             return
         try:
-            declared.check(part, scope, index)
+            step.field.check(part, scope, index)
         except SpecError as error:
-            raise InputError(f"{where}: {error}") from error
+            raise InputError(f"{step.where}: {error}") from error
+
+
+def order_fields(fields: Mapping[str, Field]) -> list[str]:
+    """Return the names of fields in the order in which they are computed: those that `process`
+    returns, then derived ones, which may depend on them, then flat ones, whose sizes may depend on
+    both."""
+    returned: list[str] = []
+    derived: list[str] = []
+    flat: list[str] = []
+    flat_and_derived: list[str] = []
+    for name, field in fields.items():
+        is_flat = isinstance(field, Flat)
+        if is_flat and field.is_derived:
+            flat_and_derived.append(name)
+        elif is_flat:
+            flat.append(name)
+        elif field.is_derived:
+            derived.append(name)
+        else:
+            returned.append(name)
+    return returned + derived + flat + flat_and_derived
+
+
+def find_fields_of_facts(fields: Mapping[str, Field]) -> frozenset[str]:
+    """Return the names of the derived fields that depend only on the facts of an item, directly or
+    by others of them: of ``a = derived(item.length)``, ``b = derived(fields.a)``, ``c = batched()``
+    and ``d = derived(fields.c)``, a and b."""
+    names: set[str] = set()
+    for name in order_fields(fields):
+        field = fields[name]
+        if field.is_derived and _reads_no_field_but(field, names):
+            names.add(name)
+    return frozenset(names)
+
+
+def _reads_no_field_but(field: Field, names: set[str]) -> bool:
+    """Whether the value of a field reads no function, and no field but those of some names."""
+    for dependency in dependencies(field.value):
+        if dependency.root == "function":
+            return False
+        if dependency.root == "fields" and (not dependency.keys or dependency.keys[0] not in names):
+            return False
+    return True
+
+
+def rename_outputs(raw: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return outputs of a Hugging Face processor under the names of fields."""
+    return {names.get(name, name): value for name, value in raw.items()}
+
+
+def _make_zeros(shape: Sequence[Any], small_part: Any) -> torch.Tensor | None:
+    """Return zeros of a shape, in the dtype of the part of a small item; None where these are no
+    pixels, or where the shape is not known."""
+    dtype = getattr(small_part, "dtype", torch.int64)
+    if not dtype.is_floating_point and dtype != torch.uint8:
+        return None
+    if not all(type(size) is int for size in shape):
+        return None
+    # until somebody looks at it, numpy's memory costs no time, torch's does
+    memory = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(shape)

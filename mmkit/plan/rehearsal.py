@@ -10,61 +10,76 @@ beside others.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import MmkitError, SpecError, report_as_spec_error
 from ..language.field import Identity
+from ..language.items import ItemType
 from ..language.items.memory import share_memory
+from ..language.layout import ItemTokens
 from ..language.node import map_values
+from .modality import BoundModality, copy_outputs
 from .parsing import Taken
 
-if TYPE_CHECKING:
-    from ..language.items import ItemType
-    from ..language.layout import ItemTokens
-    from .modality import BoundModality
-
-_FACTORS = (1, 32, 1024)
+SIZE_FACTORS = (1, 32, 1024)
 """By how much the small sizes of an item are multiplied, one after the other, until the function
 takes random items of these sizes."""
 
-_MOST_BYTES = 1 << 28
-"""The bytes of a random item: several of them, and copies, are held at once."""
+MAX_RANDOM_BYTES = 1 << 28
+"""The most bytes of a random item: several of them, and copies, are held at once."""
 
-_TIMES = 8
+LAYOUT_EVALUATIONS = 8
 """How often a layout that is a function is evaluated for one item."""
 
 _REMEDY = "Process each item by itself, or say by cacheable= when to keep the results."
 
 
-def rehearse(modality: BoundModality) -> None:
-    """Try out a modality that needs no Hugging Face processor: the largest and the smallest item,
-    and random ones.
+def rehearse(modality: BoundModality) -> BoundModality:
+    """Try out a modality on a few items, where they need no Hugging Face processor: the largest and
+    the smallest item, and random ones.
 
-    Where the function of the spec returns memory that it writes to again, what it returns is copied
-    from now on. A random item that the function does not take, for example because it is no SMILES,
-    says nothing.
+    A random item that the function does not take, for example because it is no SMILES, says
+    nothing.
+
+    Returns:
+        The modality. Where its function returns memory that it writes to again, what it returns is
+        copied from now on.
 
     Raises:
-        SpecError: a mistake that would otherwise fail the first request, or give an item the fields
-            of another one.
+        SpecError: a mistake that would otherwise fail the first request, give an item the fields of
+            another one, or make an answer wrong.
     """
-    largest, smallest = modality.item.candidates()[0], modality.item.smallest()
-    if modality.field_processor.hf_call is None:
+    if modality.needs_hf:
+        return modality
+    largest = modality.item.candidates()[0]
+    smallest = modality.item.smallest()
+    values: Sequence[Any]
+    if modality.field_processor.hf_call is not None:
+        values = next(_make_random_items(modality.item, largest), [])
+    else:
         _process(modality, largest, "the largest item")
         for value in smallest[:1]:
             _process(modality, value, "the smallest item")
-    items: Sequence[Any]
-    if modality.field_processor.hf_call is None and not isinstance(modality.spec.process, Identity):
-        items = _check_function(modality, [largest, *smallest[:1], largest])
-    else:
-        items = next(_random_items(modality.item, largest), [])
-    _check_layout(modality, largest, smallest, items)
+        if isinstance(modality.spec.process, Identity):
+            values = next(_make_random_items(modality.item, largest), [])
+        else:
+            blanks = [largest, *smallest[:1], largest]
+            values, writes_again = _check_function(modality, blanks)
+            if writes_again:
+                modality = copy_outputs(modality)
+    _check_layout(modality, largest, smallest, values)
+    if modality.field_processor.hf_call is None:
+        _check_forms(modality)
+    # also where the largest item is made to fit the context, a mistake shows now
+    for value in (modality.largest.value, *smallest):
+        _check_rows_at_second_position(modality, value)
+    return modality
 
 
 def _process(modality: BoundModality, value: Any, words: str) -> None:
@@ -80,24 +95,35 @@ def _process(modality: BoundModality, value: Any, words: str) -> None:
 # -- items -----------------------------------------------------------------------------------------
 
 
-def _random_items(item: ItemType, largest: Any) -> Iterator[list[Any]]:
+def _make_random_items(item_type: ItemType, largest: Any) -> Iterator[list[Any]]:
     """Yield random items in threes, of which the first and the last have the same sizes: small
     ones, then larger ones, then those as large as the largest. The same ones every time."""
-    small, most = item.sizes(item.small()[-1]), item.sizes(largest)
-    limits = list(zip(small, most, strict=True))
-    pairs: list[tuple[list[int], list[int]]] = []
-    for factor in _FACTORS:
-        sizes = [min(least * factor + 1, limit) for least, limit in limits]
-        others = [
-            size + 1 if size < limit else max(size - 1, min(least, limit))
-            for size, (least, limit) in zip(sizes, limits, strict=True)
-        ]
-        pairs.append((sizes, others))
-    pairs += [(list(small), list(small)), (list(most), list(most))]
     generator = np.random.default_rng(0)
-    for sizes, others in pairs:
-        if max(item.num_bytes(sizes), item.num_bytes(others)) <= _MOST_BYTES:
-            yield [item.random(own, generator) for own in (sizes, others, sizes)]
+    for sizes, other_sizes in _choose_sizes(item_type, largest):
+        num_bytes = max(item_type.num_bytes(sizes), item_type.num_bytes(other_sizes))
+        if num_bytes <= MAX_RANDOM_BYTES:
+            yield [item_type.random(size, generator) for size in (sizes, other_sizes, sizes)]
+
+
+def _choose_sizes(item_type: ItemType, largest: Any) -> list[tuple[list[int], list[int]]]:
+    """Return pairs of sizes for random items, small ones first."""
+    small_sizes = list(item_type.sizes(item_type.small()[-1]))
+    largest_sizes = list(item_type.sizes(largest))
+    pairs: list[tuple[list[int], list[int]]] = []
+    for factor in SIZE_FACTORS:
+        sizes: list[int] = []
+        other_sizes: list[int] = []
+        for small, limit in zip(small_sizes, largest_sizes, strict=True):
+            size = min(small * factor + 1, limit)
+            sizes.append(size)
+            if size < limit:
+                other_sizes.append(size + 1)
+            else:
+                other_sizes.append(max(size - 1, min(small, limit)))
+        pairs.append((sizes, other_sizes))
+    pairs.append((small_sizes, small_sizes))
+    pairs.append((largest_sizes, largest_sizes))
+    return pairs
 
 
 # -- the function ----------------------------------------------------------------------------------
@@ -108,181 +134,208 @@ class _Result:
     """What the function of a spec returned for some items.
 
     Attributes:
-        items: the items, in place of those copies of them that the function received.
+        values: the items, in place of those copies of them that the function received.
         raw: what it returned.
         copied: a copy of that, made before the next call could write to its memory.
     """
 
-    items: Sequence[Any]
+    values: Sequence[Any]
     raw: Mapping[str, Any]
     copied: Mapping[str, Any]
 
 
-class _NotTaken(Exception):
+class _FunctionRaises(Exception):
     """The function of a spec raises for some items; the cause says what."""
 
 
-def _check_function(modality: BoundModality, blanks: Sequence[Any]) -> Sequence[Any]:
+def _check_function(modality: BoundModality, blanks: Sequence[Any]) -> tuple[Sequence[Any], bool]:
     """Compare what the function of a spec returns for random items, alone and together.
 
     Args:
+        modality: the modality.
         blanks: items of zeros, for a function that takes no random item. The first and the last
             have the same sizes.
 
     Returns:
-        The items.
+        The items, and whether the function writes again to memory that it returned.
 
     Raises:
         SpecError: the function changes an item, returns what no model receives, or returns other
             fields for an item beside others or after others.
     """
-    for items in _random_items(modality.item, blanks[0]):
+    for values in _make_random_items(modality.item, blanks[0]):
         try:
-            alone = _called_alone(modality, items)
-        except _NotTaken:
+            results_alone = _call_with_each(modality, values)
+        except _FunctionRaises:
             continue
-        _check_results(modality, items, alone)
-        _check_finite(modality, alone)
-        return items
-    _check_results(modality, blanks, _called_alone(modality, blanks))
-    return blanks
+        writes_again = _check_results(modality, values, results_alone)
+        _check_finite(modality, results_alone)
+        return values, writes_again
+    writes_again = _check_results(modality, blanks, _call_with_each(modality, blanks))
+    return blanks, writes_again
 
 
-def _called_alone(modality: BoundModality, items: Sequence[Any]) -> list[_Result]:
+def _call_with_each(modality: BoundModality, values: Sequence[Any]) -> list[_Result]:
     """Call the function of a spec with the first item, the last, which has the same sizes, the
     first again, and then the others."""
-    first, *others, last = items
-    return [_call(modality, [value]) for value in (first, last, first, *others)]
+    first = values[0]
+    last = values[-1]
+    order = [first, last, first, *values[1:-1]]
+    return [_call(modality, [value]) for value in order]
 
 
-def _call(modality: BoundModality, items: Sequence[Any]) -> _Result:
+def _call(modality: BoundModality, values: Sequence[Any]) -> _Result:
     """Call the function of a spec.
 
     Raises:
         SpecError: it writes into an item.
-        _NotTaken: it raises.
+        _FunctionRaises: it raises.
     """
-    copies = copy.deepcopy(list(items))
-    writes = map_values(_writes, copies)
+    copies = copy.deepcopy(list(values))
+    write_counts = map_values(_count_writes, copies)
     try:
-        raw = modality.field_processor.called(copies)
+        raw = modality.field_processor.call_function(copies)
     except MmkitError as error:
-        raise _NotTaken from error
-    if map_values(_writes, copies) != writes or not _is_same(list(items), copies):
+        raise _FunctionRaises from error
+    if map_values(_count_writes, copies) != write_counts or not _is_same(list(values), copies):
         expected = "process to leave the items as they are"
         remedy = "They are the caller's: work on a copy."
         got = "another value in one of them"
         raise SpecError(_where(modality), expected, got, remedy)
-    return _Result(items, raw, _copied(dict(raw)))
+    return _Result(values, raw, _copy_tensors(dict(raw)))
 
 
-def _check_results(modality: BoundModality, items: Sequence[Any], alone: Sequence[_Result]) -> None:
+def _check_results(
+    modality: BoundModality, values: Sequence[Any], results_alone: Sequence[_Result]
+) -> bool:
     """Compare what the function of a spec returned for items that it got alone, see
-    `_called_alone`, with what it returns for them together."""
-    processing = modality.field_processor
-    first, *_, last = items
+    `_call_with_each`, with what it returns for them together.
+
+    Returns:
+        Whether what it returns has to be copied.
+    """
     is_cached = modality.spec.cacheable is True
-    together: list[_Result] = []
+    results_together: list[_Result] = []
     if is_cached and modality.limit != 1:
-        together = _called_together(modality, items)
-    is_written_again = _overlap([result.raw for result in [*alone, *together]])
-    parts = [part for result in together for part in result.raw.values()]
-    shared = [part for part in parts if isinstance(part, (list, tuple))]
-    processing.shares_memory = is_written_again or any(map(_overlap, shared))
+        results_together = _call_together(modality, values)
+    raw_outputs = [result.raw for result in results_alone]
+    raw_outputs += [result.raw for result in results_together]
+    writes_again = _overlap(raw_outputs)
 
-    fields = [_fields(modality, result)[0] for result in alone]
-    _check_form(modality, fields)
+    fields = [_finish(modality, result)[0] for result in results_alone]
+    _check_field_types(modality, fields)
     if not is_cached:
-        return
-    _check_read(modality, first, last, alone)
-    _compare(modality, fields[0], fields[2], "when it was processed again, after another item")
-    if is_written_again:
-        return  # from now on each item is processed alone, and what is returned is copied
-    fields_alone = [fields[0], *fields[3:], fields[1]]
-    for result in together:
-        for value, got in zip(result.items, _fields(modality, result), strict=True):
-            index = next(i for i, own in enumerate(items) if own is value)
-            _compare(modality, fields_alone[index], got, "when other items were beside it")
+        return writes_again or _has_overlapping_items(results_together)
+    # the order of `_call_with_each`
+    fields_of_first, fields_of_last, fields_again = fields[:3]
+    fields_of_others = fields[3:]
+    _check_reads_content(modality, values[0], values[-1], results_alone)
+    when = "when it was processed again, after another item"
+    _compare(modality, fields_of_first, fields_again, when)
+    if not writes_again:  # else each item is processed alone from now on
+        fields_alone = [fields_of_first, *fields_of_others, fields_of_last]
+        for result in results_together:
+            for value, got in zip(result.values, _finish(modality, result), strict=True):
+                expected = fields_alone[_find_index(values, value)]
+                _compare(modality, expected, got, "when other items were beside it")
+    return writes_again or _has_overlapping_items(results_together)
 
 
-def _called_together(modality: BoundModality, items: Sequence[Any]) -> list[_Result]:
+def _call_together(modality: BoundModality, values: Sequence[Any]) -> list[_Result]:
     """Call the function of a spec with items beside each other, in two orders.
 
     Raises:
         SpecError: it does not take together what it takes alone.
     """
-    beside = list(items[: modality.limit])
+    together = list(values[: modality.limit])
     try:
-        return [_call(modality, beside), _call(modality, beside[::-1])]
-    except _NotTaken as error:
+        return [_call(modality, together), _call(modality, together[::-1])]
+    except _FunctionRaises as error:
         if not modality.item.small_sizes:
             raise SpecError(str(error.__cause__)) from error.__cause__
     # a spec of pictures cannot say that all have one size
-    first, *_, last = items
     try:
-        return [_call(modality, [first, last])]
-    except _NotTaken as error:
+        return [_call(modality, [values[0], values[-1]])]
+    except _FunctionRaises as error:
         raise SpecError(str(error.__cause__)) from error.__cause__
 
 
-def _fields(modality: BoundModality, result: _Result) -> Sequence[dict[str, Any]]:
-    """Return the fields of some items that were called together."""
-    taken = Taken(result.items, False, len(result.items))
-    return modality.field_processor.finish(result.copied, taken)
+def _find_index(values: Sequence[Any], value: Any) -> int:
+    """Return the position of an item, which is found by its identity."""
+    for index, other in enumerate(values):
+        if other is value:
+            return index
+    raise AssertionError("an item that the function did not get")
 
 
-def _check_form(modality: BoundModality, fields: Sequence[Mapping[str, Any]]) -> None:
+def _finish(modality: BoundModality, result: _Result) -> Sequence[dict[str, Any]]:
+    """Return the fields of some items that were processed together."""
+    return modality.field_processor.finish(result.copied, Taken.whole(result.values))
+
+
+def _check_field_types(modality: BoundModality, fields: Sequence[Mapping[str, Any]]) -> None:
     """Refuse fields that vLLM cannot send to its engine.
 
     Raises:
         SpecError: names the field.
     """
     for name in modality.fields:
-        for own in fields:
-            if odd := _what_is_no_tensor(own[name]):
+        for fields_of_item in fields:
+            got = _describe_unsendable(fields_of_item[name])
+            if got:
                 expected = f"tensors, numbers or lists of them as {name}"
-                raise SpecError(_where(modality), expected, odd, "vLLM sends nothing else.")
+                raise SpecError(_where(modality), expected, got, "vLLM sends nothing else.")
 
 
-def _what_is_no_tensor(value: Any) -> str:
+def _describe_unsendable(value: Any) -> str:
     """Return in words what no field can hold; nothing for tensors, numbers and lists of them."""
     if isinstance(value, (list, tuple)):
-        return next(filter(None, map(_what_is_no_tensor, value)), "")
+        for element in value:
+            words = _describe_unsendable(element)
+            if words:
+                return words
+        return ""
     if value is None or isinstance(value, torch.Tensor) or type(value) in (bool, int, float):
         return ""
     kind = type(value)
-    return (
-        f"a {kind.__name__}"
-        if kind.__module__ == "builtins"
-        else f"a {kind.__module__}.{kind.__name__}"
-    )
+    if kind.__module__ == "builtins":
+        return f"a {kind.__name__}"
+    return f"a {kind.__module__}.{kind.__name__}"
 
 
-def _check_finite(modality: BoundModality, alone: Sequence[_Result]) -> None:
+def _check_finite(modality: BoundModality, results: Sequence[_Result]) -> None:
     """Refuse fields that have no finite number for any of several random items.
 
     Raises:
         SpecError: names the field.
     """
-    fields = [_fields(modality, result)[0] for result in alone]
+    fields = [_finish(modality, result)[0] for result in results]
     for name in modality.fields:
-        values = [own[name] for own in fields]
-        floats = [value for value in values if _is_floating(value) and value.numel()]
+        floats = []
+        for fields_of_item in fields:
+            value = fields_of_item[name]
+            if _is_floating(value) and value.numel():
+                floats.append(value)
         if floats and not any(bool(value.isfinite().any()) for value in floats):
             remedy = "A model gets zeros in place of rows that are not finite."
             expected = f"process to return finite values as {name}"
             raise SpecError(_where(modality), expected, "none for random items", remedy)
 
 
-def _check_read(modality: BoundModality, first: Any, second: Any, alone: Sequence[_Result]) -> None:
+def _check_reads_content(
+    modality: BoundModality, first: Any, second: Any, results: Sequence[_Result]
+) -> None:
     """Refuse a function that keeps its results by the sizes of items: it returns the very memory of
-    an earlier result for another item. A function that reads the sizes alone, and so returns equal
-    fields, has memory of its own for each.
+    an earlier result for another item.
+
+    A function that reads only the sizes, and so returns equal fields, has memory of its own for
+    each.
 
     Raises:
         SpecError: it does.
     """
-    earlier, later = alone[0], alone[1]
+    earlier = results[0]
+    later = results[1]
     is_kept = _overlap([earlier.raw, later.raw]) and _is_same(earlier.copied, later.copied)
     if is_kept and not _is_same(first, second):
         names = " and ".join(later.copied)
@@ -313,7 +366,7 @@ def _where(modality: BoundModality) -> str:
 
 
 def _check_layout(
-    modality: BoundModality, largest: Any, smallest: Sequence[Any], items: Sequence[Any]
+    modality: BoundModality, largest: Any, smallest: Sequence[Any], random_values: Sequence[Any]
 ) -> None:
     """Compare the layouts of some items with that of the largest item.
 
@@ -323,24 +376,24 @@ def _check_layout(
     if modality.layout_evaluator.is_opaque:
         _check_same_layout(modality, largest)
     for value in smallest:
-        _check_rows(modality, modality.placeholder_of(value), "the smallest")
-    for value in items:
+        _check_rows(modality, modality.lay_out_spec_item(value), "the smallest")
+    for value in random_values:
         try:
-            placeholder = modality.placeholder_of(value)
+            tokens = modality.lay_out_spec_item(value)
         except SpecError:
             continue  # a random item that the spec refuses says nothing
-        _check_rows(modality, placeholder, "a random one")
+        _check_rows(modality, tokens, "a random one")
 
 
-def _check_rows(modality: BoundModality, placeholder: ItemTokens, which: str) -> None:
+def _check_rows(modality: BoundModality, tokens: ItemTokens, which: str) -> None:
     """Refuse an item with more encoder rows than the largest one, unless its position or the other
     items decide.
 
     Raises:
         SpecError: says which item.
     """
-    rows, most = placeholder.num_embeds, modality.stated_rows
-    if rows <= most or modality.layout_evaluator.by_company:
+    rows, most = tokens.num_embeds, modality.stated_rows
+    if rows <= most or modality.layout_evaluator.depends_on_other_items:
         return
     remedy = "State `largest=`, the shape of the item with the most."
     if modality.needs_fields:
@@ -355,94 +408,159 @@ def _check_same_layout(modality: BoundModality, value: Any) -> None:
     Raises:
         SpecError: it does.
     """
-    (fields,) = modality.read(Taken.whole([value]))
-    scope = modality.scope(value, 0, fields)
-    layouts = [modality.layout_evaluator.alternatives(scope) for _ in range(_TIMES)]
-    known = [(own.tokens, [update.target for update in own.updates]) for own in layouts]
-    if any(own != known[0] for own in known):
-        expected = "the same layout and target for an item every time"
-        got = "others when it was evaluated again"
-        raise SpecError(f"{modality.where}, layout", expected, got, "vLLM caches it.")
+    (fields,) = modality.read_fields(Taken.whole([value]))
+    scope = modality.scopes.make(value, 0, fields)
+    expected_layout = None
+    for _ in range(LAYOUT_EVALUATIONS):
+        layout = modality.layout_evaluator.evaluate(scope)
+        targets = [update.target for update in layout.updates]
+        if expected_layout is None:
+            expected_layout = (layout.tokens, targets)
+        elif expected_layout != (layout.tokens, targets):
+            expected = "the same layout and target for an item every time"
+            got = "others when it was evaluated again"
+            raise SpecError(f"{modality.where}, layout", expected, got, "vLLM caches it.")
+
+
+def _check_rows_at_second_position(modality: BoundModality, value: Any) -> None:
+    """Refuse a layout whose number of encoder rows depends on the position of an item that is
+    cached. The encoder makes the rows of a cached item once, for all of its positions, and vLLM
+    ends where some are missing.
+
+    Raises:
+        SpecError: names both numbers.
+    """
+    reads_index = modality.layout_evaluator.reads_index
+    if not reads_index or modality.limit in (0, 1) or not modality.may_cache(2):
+        return
+    first = modality.lay_out_spec_item(value, 0).num_embeds
+    second = modality.lay_out_spec_item(value, 1).num_embeds
+    if first != second:
+        expected = f"{first} embed() position(s) whatever item.index is, as for the first item"
+        remedy = "Say by cacheable=False that an item depends on its position."
+        raise SpecError(f"{modality.where}, layout", expected, str(second), remedy)
+
+
+def _check_forms(modality: BoundModality) -> None:
+    """Refuse a function of the spec whose fields have another form for the largest item than for a
+    small one, or a form that vLLM cannot batch.
+
+    Raises:
+        SpecError: names the field.
+    """
+    with report_as_spec_error():
+        for value in modality.item.candidates()[:1]:
+            modality.check_forms([modality.field_processor.process_spec_item(value)])
+    for name, form in modality.forms.get().items():
+        if not form.layouts <= {torch.strided}:
+            where = f"{modality.where}, fields[{name!r}]"
+            raise SpecError(where, "dense tensors, which vLLM can batch", str(form))
 
 
 # -- values ----------------------------------------------------------------------------------------
 
 
-def _copied(value: Any) -> Any:
+def _copy_tensors(value: Any) -> Any:
     """Return a value with copies of its tensors and arrays."""
-    return map_values(_copied_leaf, value)
+    return map_values(_copy_tensor, value)
 
 
-def _copied_leaf(value: Any) -> Any:
+def _copy_tensor(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
-    return value.copy() if isinstance(value, np.ndarray) else value
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return value
 
 
-def _writes(value: Any) -> int:
-    """How often a tensor was written to."""
-    is_counted = isinstance(value, torch.Tensor) and not value.is_inference()
-    return value._version if is_counted else 0
+def _count_writes(value: Any) -> int:
+    """Return how often a tensor was written to: torch counts it. 0 for what it does not count."""
+    if isinstance(value, torch.Tensor) and not value.is_inference():
+        return value._version
+    return 0
 
 
 def _is_floating(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(first: Any, second: Any) -> bool:
     """Whether two values are the same, as far as they hold numbers and texts."""
-    return _equal(one, other, _are_equal)
+    return _equal(first, second, _are_equal)
 
 
-def _is_alike(one: Any, other: Any) -> bool:
+def _is_alike(first: Any, second: Any) -> bool:
     """Whether two values are the same but for rounding: floats by a thousandth of the largest, or
     by four units in the last place of their dtype."""
-    return _equal(one, other, _are_near)
+    return _equal(first, second, _are_near)
 
 
-def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if torch.equal(one, other):  # nearly always, and faster than what takes NaN for equal
+def _are_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
+    if torch.equal(first, second):  # nearly always, and faster than what takes NaN for equal
         return True
-    return one.is_floating_point() and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
-
-
-def _are_near(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if _are_equal(one, other):
-        return True
-    if not one.is_floating_point():
+    if not first.is_floating_point():
         return False
-    unit = torch.finfo(one.dtype).eps
-    finite = one[one.isfinite()].abs().double()
+    return torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
+
+
+def _are_near(first: torch.Tensor, second: torch.Tensor) -> bool:
+    if _are_equal(first, second):
+        return True
+    if not first.is_floating_point():
+        return False
+    finite = first[first.isfinite()].abs().double()
     largest = float(finite.max()) if finite.numel() else 0.0
-    near = max(1e-3, 4 * unit)
-    pair = one.double(), other.double()
-    return torch.allclose(*pair, rtol=near, atol=near * largest, equal_nan=True)
+    tolerance = max(1e-3, 4 * torch.finfo(first.dtype).eps)
+    return torch.allclose(
+        first.double(),
+        second.double(),
+        rtol=tolerance,
+        atol=tolerance * largest,
+        equal_nan=True,
+    )
 
 
-def _equal(one: Any, other: Any, are_equal: Any) -> bool:
+def _equal(
+    first: Any, second: Any, are_equal: Callable[[torch.Tensor, torch.Tensor], bool]
+) -> bool:
     """Whether two values are equal: tensors of one shape and dtype by a function, numbers and texts
     by Python; anything else is taken for equal."""
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        if one.dtype.kind not in "fiub" or other.dtype.kind not in "fiub":
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+        if first.dtype.kind not in "fiub" or second.dtype.kind not in "fiub":
             return True
-        one, other = torch.from_numpy(one.copy()), torch.from_numpy(other.copy())
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        if one.shape != other.shape or one.dtype != other.dtype:
+        first = torch.from_numpy(first.copy())
+        second = torch.from_numpy(second.copy())
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        if first.shape != second.shape or first.dtype != second.dtype:
             return False
-        return bool(are_equal(one, other))
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        pairs = zip(one, other, strict=False)
-        return len(one) == len(other) and all(_equal(a, b, are_equal) for a, b in pairs)
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(
-            _equal(one[key], other[key], are_equal) for key in one
-        )
-    is_plain = isinstance(one, (bool, int, float, str)) and isinstance(
-        other, (bool, int, float, str)
-    )
-    return not is_plain or bool(one == other or (one != one and other != other))
+        return are_equal(first, second)
+    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
+        if len(first) != len(second):
+            return False
+        return all(_equal(a, b, are_equal) for a, b in zip(first, second, strict=True))
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        if first.keys() != second.keys():
+            return False
+        return all(_equal(first[key], second[key], are_equal) for key in first)
+    if not _is_number_or_text(first) or not _is_number_or_text(second):
+        return True
+    is_nan = first != first and second != second
+    return bool(first == second or is_nan)
+
+
+def _is_number_or_text(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, str))
+
+
+def _has_overlapping_items(results: Iterable[_Result]) -> bool:
+    """Whether the items of a field that is a list have a byte in common."""
+    for result in results:
+        for part in result.raw.values():
+            if isinstance(part, (list, tuple)) and _overlap(part):
+                return True
+    return False
 
 
 def _overlap(parts: Iterable[Any]) -> bool:
     """Whether the tensors or arrays of two parts have a byte in common."""
-    return any(share_memory(one, other) for one, other in combinations(parts, 2))
+    return any(share_memory(first, second) for first, second in combinations(parts, 2))

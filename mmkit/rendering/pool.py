@@ -38,6 +38,7 @@ import torch
 from ..errors import MmkitError, SpecError
 from ..generate import find_variable
 from ..language.spec import Declaration
+from ..plan.bind import bind
 from ..plan.parsing import Taken
 from ..plan.plan import Plan
 from ..plan.processing import Processed
@@ -70,8 +71,8 @@ _SPARE = 4
 
 
 Recipe = Mapping[str, Any]
-"""The arguments of `Plan` by name, for another process: `spec`, which a variable of a module holds;
-the tokenizer without the classes that vLLM puts around it."""
+"""The arguments of `mmkit.plan.bind.bind` by name, for another process: `spec`, which a variable of
+a module holds; the tokenizer without the classes that vLLM puts around it."""
 
 
 def _pickled(recipe: Recipe, where: str) -> bytes:
@@ -316,7 +317,7 @@ def _prepare(recipe: bytes, where: str, folder: str) -> None:
     global _plan, _folder
     _folder = folder
     try:
-        _plan = Plan(**pickle.loads(recipe))
+        _plan = bind(**pickle.loads(recipe))
     except Exception as error:  # of the spec, or of what its module imports
         got = f"{type(error).__name__}: {error}".rstrip(".")
         raise MmkitError(where, "one that starts", got) from error

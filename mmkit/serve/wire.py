@@ -425,7 +425,7 @@ def _find_fixed_target(modality: BoundModality) -> list[int] | None:
     items = list(modality.item.candidates())
     items.extend(modality.item.smallest())
     for item in items:
-        for _, target in modality.written(Taken.whole([item])):
+        for _, target in modality.list_caller_ids(Taken.whole([item])):
             targets.add(target)
     if len(targets) != 1:
         return None

@@ -402,7 +402,7 @@ def of_spec(
     for name, modality in plan.modalities.items():
         if name not in given_strategies:
             # a text that spells a placeholder is refused, which is for the law `refusal` to check
-            spelled = [word for word in words if word not in modality.learned.placeholder_texts]
+            spelled = [word for word in words if word not in modality.parser.placeholder_texts]
             strategies[name] = spelling(items(modality.item), modality.item, spelled)
     strategies.update(given_strategies)
     return Subject(processor, strategies, model_dir=model_dir, kwargs=kwargs, plan=plan)

@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..language.items.base import dtype_name
 from ..language.names import CALL_ARGUMENTS
 from ..language.vocabulary import read_text_config
+from ..plan.bind import bind
 from ..plan.plan import Plan
 from .batch import make_batch
 from .chat import Conversation
@@ -77,7 +78,7 @@ class Processor(SavedProcessor):
     @cached_property
     def plan(self) -> Plan:
         """The spec, bound to config, tokenizer and Hugging Face processor."""
-        return Plan(
+        return bind(
             self.spec,
             self.config,
             self.tokenizer,

@@ -15,6 +15,7 @@ from vllm.multimodal.processing import BaseProcessingInfo
 
 from ..errors import SpecError, report_as_spec_error
 from ..language.spec import Declaration
+from ..plan.bind import bind
 from ..plan.hf_calls import LazyProcessor
 from ..plan.item import as_taken, group_by_modality
 from ..plan.plan import Plan
@@ -43,7 +44,7 @@ class ProcessingInfo(BaseProcessingInfo):
         last, plan = self._last
         if plan is None or last != bound_to:
             processor = LazyProcessor(self.get_hf_processor)
-            plan = Plan(self.spec, config, tokenizer, processor, kwargs, most, dtype)
+            plan = bind(self.spec, config, tokenizer, processor, kwargs, most, dtype)
             type(self)._last = bound_to, plan
         return plan
 

@@ -173,14 +173,14 @@ def make_field_forms(modality: BoundModality, *, with_row_counts: bool) -> dict[
         modality: the modality, which keeps the result.
         with_row_counts: whether the model receives the number of encoder rows of each item.
     """
-    forms: dict[str, Any] | None = modality.adapted.get(with_row_counts)
+    forms: dict[str, Any] | None = modality.adapter_cache.get(with_row_counts)
     if forms is None:
         forms = {}
         for key, field in modality.fields_and_embeds.items():
             forms[key] = _make_form(field)
         if with_row_counts and modality.sends_rows:
             forms[rows_field(modality.name)] = vllm_inputs.MultiModalBatchedField(**_ON_CPU)
-        modality.adapted[with_row_counts] = forms
+        modality.adapter_cache[with_row_counts] = forms
     return forms
 
 

@@ -16,6 +16,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from ..errors import InputError
 from ..language.items import options_of
+from ..plan.bind import plan_for_options
 from ..plan.hf_calls import LazyProcessor
 from ..plan.item import Item, as_taken, group_by_modality
 from ..plan.placement import PlacedPrompt
@@ -139,7 +140,7 @@ class RequestPipeline:
         if not options:
             return self.plan
         processor = LazyProcessor(self._info.get_hf_processor, options)
-        return self.plan.configured(self._info.merged_kwargs(options), processor)
+        return plan_for_options(self.plan, self._info.merged_kwargs(options), processor)
 
     def _raise_if_spec_is_broken(self, items: Sequence[Item]) -> None:
         """Process the largest item of each modality, after items were refused.
@@ -152,7 +153,7 @@ class RequestPipeline:
                 continue
             modality = self.plan.modalities[name]
             if modality.field_processor.hf_call is not None:
-                modality.process(modality.item.candidates()[0])
+                modality.field_processor.process_spec_item(modality.item.candidates()[0])
                 self._proven_modalities.add(name)
 
     def _process_items_without_room(self, request: Request) -> None:
@@ -304,8 +305,8 @@ def lay_out_items(plan: Plan, items: Sequence[Item], *, may_be_larger: bool = Fa
     for name, group in group_by_modality(items).items():
         modality = plan.modalities[name]
         fields = [item.fields for item in group]
-        with plan.blamed():
-            layouts = modality.layouts(as_taken(group), fields, may_be_larger=may_be_larger)
+        with plan.blame_options():
+            layouts = modality.lay_out_all(as_taken(group), fields, may_be_larger=may_be_larger)
             for item, layout in zip(group, layouts, strict=True):
                 item.layout = layout
 

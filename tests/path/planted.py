@@ -591,11 +591,8 @@ def as_the_tokenizer_reads_it(scope, text):
 
 
 def placeholder_of_a_text(inherited, modality, data):
-    refused, modality.learned.placeholder_texts = modality.learned.placeholder_texts, ()
-    try:
-        return inherited(modality, data)
-    finally:
-        modality.learned.placeholder_texts = refused
+    parser = replace(modality.parser, placeholder_texts=())
+    return inherited(replace(modality, parser=parser), data)
 
 
 def unknown_modality_ignored(inherited, mm_data, **options):

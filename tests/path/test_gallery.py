@@ -68,10 +68,12 @@ def test_the_largest_item_has_the_form_of_a_processed_one(name: str, shortened: 
     known = {}
     for modality in processor(name).plan.modalities.values():
         item = modality.largest_item()
-        (processed,) = modality.field_processor.zeros(Taken.whole([item])) or [None]
+        (processed,) = modality.make_zeros(Taken.whole([item])) or [None]
         if processed is not None:
             known[modality.name] = processed
-            assert not differences_of(form(modality.process(item)), form(processed), "processed and not processed")
+            assert not differences_of(
+                form(modality.field_processor.process_spec_item(item)), form(processed), "processed and not processed"
+            )
     assert known.keys() == shortened
 
 

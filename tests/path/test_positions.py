@@ -70,7 +70,7 @@ def test_as_vllms_own_class(sent: Any, rest: int) -> None:
         data = {f"{kind}_grid_thw": torch.tensor([t, h * MERGE, w * MERGE])}
         if kind == "video":
             data["second_per_grid_ts"] = torch.tensor(seconds)
-        layout = own.layout_evaluator.alternatives(own.scope(SimpleNamespace(), 0, data)).tokens
+        layout = own.layout_evaluator.evaluate(own.scopes.make(SimpleNamespace(), 0, data)).tokens
         tokens += [60] * text + [START]
         place = PlaceholderRange(len(tokens), len(layout), layout.is_embed)
         elements = {key: SimpleNamespace(data=value) for key, value in data.items()}

@@ -42,6 +42,7 @@ from mmkit import (
     tok,
     where,
 )
+from mmkit.plan.bind import plan_for_options
 from mmkit.plan.placement import ItemLayout
 from mmkit.testing import vllm_path
 from mmkit.testing.differences import differences
@@ -240,8 +241,8 @@ def test_options_of_the_server_and_of_the_request() -> None:
     more = run(instance, "<series>", {"series": torch.ones(4, 2)}, kwargs={"repeat": 4})
     assert sum(more.mask("series", 0)) == 16, "more rows than any item has by the server's options"
     for rows in range(200):
-        instance.plan.configured({"repeat": rows}, None)
-    assert len(instance.plan._configured._values) < 50
+        plan_for_options(instance.plan, {"repeat": rows}, None)
+    assert len(instance.plan.plans_for_options._new) < 50
 
 
 def test_two_threads_at_once_each_give_what_they_give_alone() -> None:

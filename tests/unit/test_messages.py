@@ -53,6 +53,7 @@ from mmkit import (
 from mmkit.language.expr import Scope, evaluate
 from mmkit.language.field import identity
 from mmkit.language.vocabulary import Vocabulary
+from mmkit.plan.bind import plan_for_options
 from mmkit.plan.layouts import TooManyRows
 from mmkit.plan.placement import NotFound, PromptForm, place
 
@@ -598,8 +599,8 @@ REQUESTS = [
      lambda: PLAN.expand([5, 5], {"m": TWO}), lambda: preview({"m": TWO}, [5, 5])),
     ("spec.m: expected items …, got some that it refuses: You have to …. Name …",
      lambda: preview({"m": ZEROS}, process=hf(), processor=asking)),
-    ("spec.m: expected items …, got TypeError: … multiple values for keyword argument 'm'.", lambda: plan_of(
-        modality(process=hf()), processor=asking).configured({"m": 0}, asking).preview([5, 5], {"m": ZEROS})),
+    ("spec.m: expected items …, got TypeError: … multiple values for keyword argument 'm'.", lambda: plan_for_options(
+        plan_of(modality(process=hf()), processor=asking), {"m": 0}, asking).preview([5, 5], {"m": ZEROS})),
     ("spec.m[0]: expected an item of mine, got another.", lambda: preview({"m": ZEROS + 1}, process=picky)),
     ("spec.m[1].a: expected a text without '<im_end>', which stands for an item, got 'x<im_end>y'.", lambda: preview(
         {"m": [{"a": "x"}, {"a": "x<im_end>y"}]}, [8, 8], **spelling)),

@@ -43,8 +43,8 @@ from mmkit import (
     tok,
     where,
 )
+from mmkit.plan.bind import bind, plan_for_options
 from mmkit.plan.parsing import Taken
-from mmkit.plan.plan import Plan
 
 from .common import CONFIG, Tokenizer, bound, modality, plan_of, refused
 
@@ -65,11 +65,11 @@ NUMBERED = replace(tok["<|image_{}|>", item.index + 1])
 def ids(own, value=ONE, index=0, fields=None, embeds=False):
     """The layout of an item, which may be given by its facts."""
     placeholders = own.embedding_layout_evaluator if embeds else own.layout_evaluator
-    return placeholders.alternatives(own.scope(value, index, fields)).tokens.ids
+    return placeholders.evaluate(own.scopes.make(value, index, fields)).tokens.ids
 
 
 def target_of(own, index):
-    return own.layout_evaluator.alternatives(own.scope(ONE, index)).updates[0].target
+    return own.layout_evaluator.evaluate(own.scopes.make(ONE, index)).updates[0].target
 
 
 def largest(own):
@@ -86,7 +86,7 @@ def targets(own):
 
 def guarded(own):
     """The placeholder ids of the plan."""
-    return own.guarded
+    return own.layout_evaluator.guard.ids
 
 
 def facts(**known):
@@ -137,7 +137,7 @@ AREA = dict(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item
         (dict(layout=PROCESSED * fields.x[1], process=hf()),
          lambda own: [len(ids(own, fields=grid)) for grid in GRIDS], [6, 8]),
         (dict(layout=embed(5) * fields.n, fields=BESIDE, embeds=True, process=hf()),
-         lambda own: own.embedding_layout_evaluator.rows({"n": torch.tensor(4)}), 4),
+         lambda own: own.embedding_layout_evaluator.count_rows({"n": torch.tensor(4)}), 4),
         (dict(OTHERS, layout=embed(5) * (fields.n + fields.k[0]), embeds=embed(5) * (fields.k[0] + fields.x)),
          lambda own: [own.layout_evaluator.fields, own.embedding_layout_evaluator.fields], [{"n", "k"}, {"k", "x"}]),
         (dict(OTHERS, layout=READS), lambda own: own.sends_rows, True),
@@ -176,7 +176,7 @@ def test_what_a_bound_modality_tells(options, ask, answer):
 
 def test_layouts_are_kept_up_to_a_size(monkeypatch):
     """The least recently used goes; what is larger, or depends on a large tensor, is not kept."""
-    monkeypatch.setattr("mmkit.plan.layouts._LAYOUT_IDS", 2000)
+    monkeypatch.setattr("mmkit.plan.layouts.MAX_CACHED_IDS", 2000)
     by_index = bound(layout=embed(5) * (item.index + 1), cacheable=False)
     first, second = ids(by_index, index=600), ids(by_index, index=601)
     assert ids(by_index, index=600) is first
@@ -195,7 +195,7 @@ def test_layouts_are_kept_up_to_a_size(monkeypatch):
 def test_the_largest_item_fits_into_the_context(context, rows):
     layout = embed(5) * item.length + where(item.length == 64, [], 9)
     spec = ModelSpec("m", modality(item=Tensor(shape=(between(1, 64),)), layout=layout, update=replace(7)))
-    assert largest(Plan(spec, CONFIG, Tokenizer(), max_model_len=context).modalities["m"]) == rows
+    assert largest(bind(spec, CONFIG, Tokenizer(), max_model_len=context).modalities["m"]) == rows
 
 
 def test_targets_without_a_tokenizer():
@@ -214,15 +214,15 @@ def test_a_grid_is_compared_with_the_layout_of_each_item(layout, sent):
                 positions=(fields.g[0], fields.g[1], fields.g[2]))  # fmt: skip
     for *grid, length in sent:
         known = {"g": torch.tensor(grid)}
-        scope = own.scope(torch.zeros(length), 0, known)
+        scope = own.scopes.make(torch.zeros(length), 0, known)
         laid = layout.lay(scope)
         runs = [count for _, count in laid.runs]
         if sum(runs) == math.prod(grid) and len(runs) in (1, grid[0]):
-            own.layout_evaluator.alternatives(scope)
+            own.layout_evaluator.evaluate(scope)
         else:
             expected = f"layout: expected embed() positions for a grid of {tuple(grid)}, got runs of {runs}."
             for ask, *way in (
-                (own.layout_evaluator.alternatives, scope),
+                (own.layout_evaluator.evaluate, scope),
                 (own.layout_evaluator.grids, known, [*laid.mask]),
             ):
                 refused(SpecError, f"spec.m, positions: {expected}", ask, *way)
@@ -242,7 +242,7 @@ def test_a_grid_is_compared_with_the_layout_of_each_item(layout, sent):
 def test_what_a_caller_writes_for_an_item(update, layout, written):
     own = bound(update=update, layout=layout, process=lambda items, scope: {"x": [[9]] * len(items)})
     items = Taken.whole([torch.zeros(3, 2), ONE])  # one that is larger than the largest
-    _, (target, ids) = own.written(items)
+    _, (target, ids) = own.list_caller_ids(items)
     assert list(ids) == written
     assert list(target) == (written if repr(update).startswith("replace") else [])
 
@@ -329,7 +329,7 @@ def test_modalities_that_name_one_processor_share_a_call():
     other = modality("n", process=shared, layout=embed(6), fields={"y": batched()})
     plan = plan_of(modality(process=shared), other)
     for factor, asked in ((2, {}), (5, {"factor": 5}), (2, {}), (5, {"factor": 5})):
-        got = plan.configured(asked, None).preview([5, 5, 6], {"m": [ONE + 1, ONE + 1], "n": ONE + 1}).fields
+        got = plan_for_options(plan, asked, None).preview([5, 5, 6], {"m": [ONE + 1, ONE + 1], "n": ONE + 1}).fields
         assert [float(one["x"].mean()) for one in got["m"]] == [factor] * 2
         assert float(got["n"][0]["y"].mean()) == factor
     assert calls == [(2, 2, 1), (5, 2, 1)] * 2
@@ -386,11 +386,11 @@ def test_what_a_prompt_ends_with_stands_there_once(ids, after):
 def test_request_options():
     sized = modality(layout=embed(5) * kwargs.get("size", proc.n), item=Tensor(shape=(2,)))
     plan = plan_of(sized, processor=SimpleNamespace(n=1))
-    other = plan.configured({"size": 3}, SimpleNamespace(n=1))
-    assert plan.configured({}, None) is plan
-    assert other is plan.configured({"size": 3}, None)
-    again = plan.configured({"other": 3}, SimpleNamespace(n=4))
-    odd = plan.configured({"size": 2, "other": {1}}, None)  # a value that JSON lacks
+    other = plan_for_options(plan, {"size": 3}, SimpleNamespace(n=1))
+    assert plan_for_options(plan, {}, None) is plan
+    assert other is plan_for_options(plan, {"size": 3}, None)
+    again = plan_for_options(plan, {"other": 3}, SimpleNamespace(n=4))
+    odd = plan_for_options(plan, {"size": 2, "other": {1}}, None)  # a value that JSON lacks
     assert [largest(one.modalities["m"]) for one in (plan, other, again, odd)] == [1, 3, 4, 2]
 
 
@@ -425,7 +425,7 @@ def test_the_order_of_the_data_means_nothing():
     )
     one, other = (plan.preview([1], dict.fromkeys(names, ONE)) for names in ("ab", "ba"))
     assert (one.prompt_token_ids, one.placements) == (other.prompt_token_ids, other.placements)
-    items = {name: [own.layout_evaluator.alternatives(own.scope(ONE, 0))] for name, own in plan.modalities.items()}
+    items = {name: [own.layout_evaluator.evaluate(own.scopes.make(ONE, 0))] for name, own in plan.modalities.items()}
     assert plan.place([1], items) == plan.place([1], dict(reversed(items.items())))
 
 
@@ -519,11 +519,11 @@ def test_options_bring_no_placeholder_that_prompts_are_not_guarded_against(layou
     plan = plan_of(modality(layout=layout), modality("other", layout=embed(6), fields={"y": batched()}))
     assert plan.embed_ids == {5, 6}
     for pad in (5, None):
-        asked = plan.configured({"pad": pad} if pad else {"n": 1}, None)
-        assert (asked.embed_ids, asked.modalities["m"].guarded) == ({5, 6}, {5, 6})
+        asked = plan_for_options(plan, {"pad": pad} if pad else {"n": 1}, None)
+        assert (asked.embed_ids, guarded(asked.modalities["m"])) == ({5, 6}, {5, 6})
         assert 5 in asked.preview(asked.spell({"m": ONE}), {"m": ONE}).prompt_token_ids
     with pytest.raises(InputError, match=r"^spec, mm_processor_kwargs: spec\.m, layout: .* without .*, got \[9\]\. No"):
-        plan.configured({"pad": 9}, None).preview([9], {"m": ONE})
+        plan_for_options(plan, {"pad": 9}, None).preview([9], {"m": ONE})
 
 
 @given(st.dictionaries(st.sampled_from(["pad", "rows", "size", "when", "images_kwargs"]),
@@ -538,7 +538,21 @@ def test_bad_options_are_the_callers(options):
                    when=kwargs.get("when", 1) + 1 > 0, process=process)  # fmt: skip
     plan = plan_of(own, modality("other", fields={"y": batched()}, layout=embed(6)))
     with suppress(InputError):
-        plan.configured(options, None).preview([5, 5], {"m": ONE})
+        plan_for_options(plan, options, None).preview([5, 5], {"m": ONE})
+
+
+def test_a_function_that_refuses_a_cached_item_names_it():
+    """Its fields are computed without an index, since a cache gives them back at any."""
+
+    def length(scope):
+        if scope.item.length == 3:
+            raise ValueError("three is too many")
+        return scope.item.length
+
+    declared = {"x": batched(), "n": derived(length)}
+    plan = plan_of(modality(item=FOUR, fields=declared))
+    expected = "an item that has a layout, got an item of shape (3,): three is too many."
+    refused(InputError, f"spec.m[1]: expected {expected}", plan.preview, [5, 5], {"m": [torch.ones(2), torch.ones(3)]})
 
 
 def test_what_binding_has_learned_holds_with_options():
@@ -550,10 +564,10 @@ def test_what_binding_has_learned_holds_with_options():
         return {"x": buffer}
 
     plan = plan_of(modality(process=process, limit=2))
-    asked = plan.configured({"scale": 3}, None)
+    asked = plan_for_options(plan, {"scale": 3}, None)
     got = asked.preview([5, 5], {"m": [ONE + 1, ONE + 2]}).fields["m"]
     assert [float(own["x"].mean()) for own in got] == [3, 6]
-    assert asked.modalities["m"].learned is plan.modalities["m"].learned
+    assert asked.modalities["m"].forms is plan.modalities["m"].forms
 
 
 def test_a_call_gets_the_options_of_its_items():
@@ -579,7 +593,7 @@ def test_a_call_gets_the_options_of_its_items():
         ({"common_kwargs": {"a": 1}}, [(1, 1, {"common_kwargs": {"a": 1}})]),
     ):
         calls.clear()
-        plan.configured(options, processor).preview([5, 6], data)
+        plan_for_options(plan, options, processor).preview([5, 6], data)
         assert calls == expected
 
 
@@ -618,7 +632,7 @@ def test_a_field_has_one_form(declared, is_hf):
 
     process = hf(lambda s: made) if is_hf else lambda items, s: made(items, **s.kwargs)
     plan = plan_of(modality(process=process, fields={"x": declared}))
-    deeper = plan.configured({"deeper": 1}, None)
+    deeper = plan_for_options(plan, {"deeper": 1}, None)
     plan.preview([5], {"m": ONE + 1})
     remedies = {plan: r"The items of .*", deeper: r"Leave out those of mm_processor_kwargs that change it: deeper\."}
     where = r"spec\.m\[0\], fields\['x'\]"

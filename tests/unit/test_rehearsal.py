@@ -34,7 +34,7 @@ from mmkit import (
 )
 from mmkit.language.expr import Scope
 from mmkit.language.layout import nothing
-from mmkit.plan.plan import Plan
+from mmkit.plan.bind import bind
 
 from .common import CONFIG, Tokenizer, bound, modality, plan_of
 
@@ -244,7 +244,7 @@ MANY, LONG = 40, 90
 def plan_in(context, layout):
     kind = Record(x=Tensor((between(1, MANY),)), note=Text(most=LONG))
     part = modality(item=kind, layout=layout, update=replace(7), fields={"x": batched()}, process=first_part)
-    return Plan(ModelSpec("spec", part), CONFIG, Tokenizer(), max_model_len=context)
+    return bind(ModelSpec("spec", part), CONFIG, Tokenizer(), max_model_len=context)
 
 
 def first_part(items, scope):
@@ -257,10 +257,10 @@ def test_a_good_item_is_accepted_in_a_context():
     part = modality(item=kind, layout=LAYOUTS[0], update=replace(7), fields={"x": batched()}, process=first_part)
     data = {"m": {"x": torch.zeros(64), "note": "short"}}
     for context in (None, 600, 69):
-        plan = Plan(ModelSpec("spec", part), CONFIG, Tokenizer(), max_model_len=context)
+        plan = bind(ModelSpec("spec", part), CONFIG, Tokenizer(), max_model_len=context)
         assert len(plan.expand([7], data)) == 69
         assert plan.modalities["m"].largest[1] == plan.modalities["m"].most_rows == 64
-    short = Plan(ModelSpec("spec", part), CONFIG, Tokenizer(), max_model_len=50)
+    short = bind(ModelSpec("spec", part), CONFIG, Tokenizer(), max_model_len=50)
     expected = r"^spec\.m\[0\]: expected at most 50 encoder row\(s\), as the context has positions, got 64\."
     with pytest.raises(InputError, match=expected):
         short.expand([7], data)
@@ -276,7 +276,7 @@ def test_what_fits_the_context_is_accepted(layout, context, sent):
     plan = plan_in(context, layout)
     own = plan.modalities["m"]
     value, rows = own.largest
-    assert rows == own.placeholder_of(value).num_embeds <= own.most_rows
+    assert rows == own.lay_out_spec_item(value).num_embeds <= own.most_rows
     for length, note in sent:
         data = {"m": {"x": torch.zeros(length), "note": "a" * note}}
         free = plan_in(None, layout).preview([7], data)
@@ -296,9 +296,9 @@ def test_the_largest_picture_fits_the_context(context, sizes):
         update=replace(7),
         process=lambda items, scope: {"x": [1] * len(items)},
     )
-    own = Plan(ModelSpec("spec", part), CONFIG, Tokenizer(), max_model_len=context).modalities["m"]
+    own = bind(ModelSpec("spec", part), CONFIG, Tokenizer(), max_model_len=context).modalities["m"]
     value, rows = own.largest
-    assert len(own.placeholder_of(value)) <= context
+    assert len(own.lay_out_spec_item(value)) <= context
     best = max(w * h for w in range(1, sizes[0] + 1) for h in range(1, sizes[1] + 1) if (w + 1) * h <= context)
     assert best * 0.6 <= rows <= best
 

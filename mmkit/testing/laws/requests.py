@@ -387,7 +387,7 @@ def _check_special_tokens_in_texts(case: Case, plan: Plan, request: Request, nam
         ids = case.attempt(layout, sent)
         if isinstance(ids, Refused):
             continue
-        if word in modality.learned.placeholder_texts:
+        if word in modality.parser.placeholder_texts:
             case.fail(f"{mistake}: accepted")
         count, count_of_drawn = ids.count(special[word]), layout(value).count(special[word])
         if count > count_of_drawn:
