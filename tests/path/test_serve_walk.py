@@ -1,36 +1,82 @@
-"""The path of a request through the server, as the top of mmkit/serve/routes.py tells it."""
+"""The path of a request through the server is the one that the top of mmkit/serve/routes.py tells."""
 
 import importlib
 import re
-from operator import attrgetter
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mmkit.serve import routes
+from mmkit.serve.protocol import Limits
+from tests.path.serve_app import make_engine, serve
 
 NAMES = re.findall(r"`((?:\w+\.)+\w+)`", routes.__doc__ or "")
+NOT_CALLED = {"protocol.GenerateRequest", "errors.make_response"}
+"""The type of the message, and what an error becomes."""
 
 
-def find(name):
+def find(name: str) -> Any:
     """Return what a name such as ``engine.Engine.render`` means in mmkit.serve."""
-    module, _, attribute = name.partition(".")
-    return attrgetter(attribute)(importlib.import_module(f"mmkit.serve.{module}"))
-
-
-def test_the_path_has_all_rooms_of_the_server_on_it():
-    assert {name.partition(".")[0] for name in NAMES} == {
-        "answers",
-        "bodies",
-        "decoding",
-        "engine",
-        "errors",
-        "protocol",
-        "routes",
-        "state",
-        "wire",
-    }
+    module, *attributes = name.split(".")
+    value: Any = importlib.import_module(f"mmkit.serve.{module}")
+    for attribute in attributes:
+        value = getattr(value, attribute)
+    return value
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_function_on_the_path_exists(name):
+def test_each_name_on_the_path_exists(name: str) -> None:
     assert callable(find(name))
+
+
+@contextmanager
+def record_calls() -> Iterator[list[str]]:
+    """Give a list of the functions of mmkit.serve in the order of their first call, in all threads."""
+    calls: list[str] = []
+
+    def record(frame: FrameType, event: str, argument: object) -> None:
+        module = frame.f_globals.get("__name__", "")
+        if event != "call" or not module.startswith("mmkit.serve."):
+            return
+        name = f"{module.removeprefix('mmkit.serve.')}.{frame.f_code.co_qualname}"
+        if name not in calls:
+            calls.append(name)
+
+    before = sys.getprofile()
+    threading.setprofile(record)
+    sys.setprofile(record)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(before)
+        threading.setprofile(None)
+
+
+async def generate_two_tokens(rendered: Any, sampling: Any, request_id: str, data_parallel_rank: Any) -> Any:
+    """Yield one output of vLLM with two tokens."""
+    part = SimpleNamespace(index=0, token_ids=[4, 5], text="", finish_reason="length", stop_reason=None, logprobs=None)
+    yield SimpleNamespace(outputs=[part], prompt_token_ids=[1], finished=True, num_cached_tokens=0)
+
+
+async def render_at_once(prompts: Any, params: Any) -> Any:
+    return [{"prompt_token_ids": [1]}]
+
+
+def test_a_request_takes_the_path() -> None:
+    engine: Any = make_engine()
+    del engine.render
+    engine._renderer.default_cmpl_tok_params = None
+    engine._renderer.render_cmpl_async = render_at_once
+    engine._client.generate = generate_two_tokens
+    action = [[0.5] * 3] * 6
+    body = {"prompt": [1], "items": {"actions": [action]}, "sampling_params": {"max_tokens": 2}, "stream": True}
+    with record_calls() as calls, serve(Limits(), engine=engine) as client:
+        answer = client.post("/v1/mm/generate", json=body)
+    assert answer.text.endswith("data: [DONE]\n\n")
+    expected = [name for name in NAMES if name not in NOT_CALLED]
+    assert [name for name in calls if name in expected] == expected
