@@ -136,7 +136,7 @@ def parse_item(form: str, plan: Plan) -> tuple[str, Any]:
         return name, _of_sizes(kind, tuple(map(int, text.split("x"))), where)
     suffix, is_json = Path(text).suffix.lower(), text.lstrip().startswith(("{", "["))
     if not is_json and suffix not in _READERS:
-        expected = f"zeros, {kind.form}, or a file ({', '.join(_READERS)})"
+        expected = f"zeros, {kind.size_hint}, or a file ({', '.join(_READERS)})"
         raise MmkitError(where, expected, repr(text))
     try:
         return name, json.loads(text) if is_json else _READERS[suffix](Path(text))
@@ -146,11 +146,11 @@ def parse_item(form: str, plan: Plan) -> tuple[str, Any]:
 
 
 def _of_sizes(kind: ItemType, sizes: tuple[int, ...], where: str) -> Any:
-    count = len(kind.dummy_sizes) or kind.rank  # those of vLLM's items leave channels out
+    count = len(kind.dummy_sizes) or kind.ndim  # those of vLLM's items leave channels out
     if kind.parts:
-        raise MmkitError(where, kind.form, "sizes")
+        raise MmkitError(where, kind.size_hint, "sizes")
     if len(sizes) != count:
-        raise MmkitError(where, f"{kind.form}, {count} size(s)", str(len(sizes)))
+        raise MmkitError(where, f"{kind.size_hint}, {count} size(s)", str(len(sizes)))
     if kind.dummy_sizes and 0 in sizes:
         raise MmkitError(where, "sizes of at least 1", "x".join(map(str, sizes)))
     return kind.blank(*sizes)

@@ -149,8 +149,8 @@ class Modality(NamedPart, init=False):
     @property
     def arguments(self) -> list[str]:
         """vLLM's names for what `hf` passes: the items, or their parts."""
-        if self.item.media:
-            return [f"{self.item.media}s"]
+        if self.item.vllm_modality:
+            return [f"{self.item.vllm_modality}s"]
         return list(self.item.parts) or [self.name]
 
     @property

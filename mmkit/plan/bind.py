@@ -17,7 +17,7 @@ import torch
 
 from ..errors import ErrorCollector, SpecError, locate_errors, report_as_options_error
 from ..language.expr import Scope, holds
-from ..language.items import unscoped
+from ..language.items import flatten_options
 from ..language.layout import EndingWith, Fixed, Target
 from ..language.node import fold
 from ..language.spec import Declaration
@@ -217,7 +217,7 @@ def _bind_parts(
             continue  # the model has none
         with errors.collect():
             with locate_errors(f"{spec.name}.{name}, when"):
-                kwargs_of_items = unscoped(declared.item, scope.kwargs)
+                kwargs_of_items = flatten_options(declared.item, scope.kwargs)
                 is_present = holds(declared.when, replace(scope, kwargs=kwargs_of_items))
             if not is_present:
                 continue

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import MmkitError
-from ..language.items.base import form
+from ..language.items.base import describe_array
 
 
 def rows_field(modality: str) -> str:
@@ -86,7 +86,7 @@ def _rows_of_items(returned: Any, where: str, counts: Sequence[int | None] | Non
         remedy = f"{_REMEDY} `rows.split([...])` cuts one that holds them all."
         raise MmkitError(where, expected, f"shape {tuple(returned.shape)}", remedy)
     if not isinstance(returned, Iterable):
-        raise MmkitError(where, "a list of tensors", form(returned), _REMEDY)
+        raise MmkitError(where, "a list of tensors", describe_array(returned), _REMEDY)
     encoded = list(returned)
     if counts is None:
         counts = [None] * len(encoded)
@@ -99,7 +99,7 @@ def _check_rows(rows: Any, where: str, count: int | None, width: int) -> None:
     """Refuse the encoder rows of one item that are no floating (count, width) tensor."""
     is_tensor = isinstance(rows, torch.Tensor)
     if not is_tensor or not rows.is_floating_point() or rows.shape[1:] != (width,):
-        raise MmkitError(where, f"a floating (rows, {width}) tensor", form(rows), _REMEDY)
+        raise MmkitError(where, f"a floating (rows, {width}) tensor", describe_array(rows), _REMEDY)
     if count is not None and len(rows) != count:
         remedy = "Return one row per embed() position."
         raise MmkitError(where, f"{count} encoder rows", str(len(rows)), remedy)

@@ -14,7 +14,7 @@ import torch
 from ..errors import InputError, SpecError, locate_errors
 from ..language.expr import Scope, evaluate
 from ..language.field import HF
-from ..language.items import SCOPES, ItemType, options_of
+from ..language.items import SCOPES, ItemType, select_options
 from ..language.node import map_values
 from .memo import options_key
 from .parsing import Taken
@@ -44,7 +44,7 @@ class LazyProcessor:
 
     def configured_for(self, kind: ItemType) -> LazyProcessor:
         """Return the processor with only those options that concern the items of a type."""
-        options = options_of(kind, self._options)
+        options = select_options(kind, self._options)
         if options == self._options:
             return self
         return LazyProcessor(self._load, options)

@@ -18,7 +18,7 @@ from ..errors import (
 )
 from ..language.expr import Scope, evaluate, holds
 from ..language.field import HF, Batched, Constant, Field, Identity
-from ..language.items import ItemType, options_of, unscoped
+from ..language.items import ItemType, flatten_options, select_options
 from ..language.items.tensor import Tensor
 from ..language.layout import (
     AlreadyExpanded,
@@ -66,7 +66,8 @@ class BoundModality:
         name: the name of the modality.
         where: names the modality in errors, for example ``robot.actions``.
         static: the scope without an item.
-        options: those `mm_processor_kwargs` of its plan that concern its items; see `options_of`.
+        options: those `mm_processor_kwargs` of its plan that concern its items; see
+            `select_options`.
         item: the item type.
         limit: the most items in one request, or None.
         updates: the alternatives of `update`.
@@ -227,7 +228,7 @@ class BoundModality:
             layout = evaluator.lay_out(value, index, count, fields)
         except NoEncoderRows as error:
             remedy = "Send a larger one."
-            if self.item.media == "audio" and not is_embedding:
+            if self.item.vllm_modality == "audio" and not is_embedding:
                 least_length = self.least_length_cell.get(self._find_least_length)
                 remedy = f"Send one of at least {least_length} samples."
             raise InputError(error.where, error.expected, error.got, remedy) from error
@@ -437,11 +438,11 @@ def bind_modality(
     """
     scope = environment.scope
     where = f"{environment.model}.{spec.name}"
-    options = options_of(spec.item, scope.kwargs)
+    options = select_options(spec.item, scope.kwargs)
     processor = scope.proc
     if isinstance(processor, LazyProcessor):
         processor = processor.configured_for(spec.item)
-    static = replace(scope, kwargs=unscoped(spec.item, scope.kwargs), proc=processor)
+    static = replace(scope, kwargs=flatten_options(spec.item, scope.kwargs), proc=processor)
     parts = _bind_parts(spec, where, static)
 
     item_type = parts.item_type if parts.hf is not None else parts.item_type.for_function()

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import InputError, SpecError, convert_errors, locate_errors
 from ..language.expr import Scope
-from ..language.items.base import form
+from ..language.items.base import describe_array
 from ..language.items.tensor import DTYPES
 from ..language.spec import Array, Output
 from ..language.vocabulary import check_spec_ids, describe_id
@@ -114,7 +114,7 @@ class BoundOutput:
         with convert_errors(where, "an array for ids that may stand there"):
             decoded = self.spec.decode(chosen_ids, self._scope)
         if not isinstance(decoded, np.ndarray) or decoded.dtype.name not in DTYPES:
-            raise SpecError(where, f"a numpy array of {', '.join(DTYPES)}", form(decoded))
+            raise SpecError(where, f"a numpy array of {', '.join(DTYPES)}", describe_array(decoded))
         return decoded
 
     def encode(self, array: Any) -> list[int]:
@@ -132,14 +132,16 @@ class BoundOutput:
         array = np.asarray(array)
         if array.shape != self.shape or array.dtype.name != self.dtype:
             expected = f"an array of shape {self.shape} of {self.dtype}"
-            raise InputError(self.where, expected, form(array), "Nothing is cast or resized.")
+            raise InputError(
+                self.where, expected, describe_array(array), "Nothing is cast or resized."
+            )
         with convert_errors(self.where, "an array that the output can be", InputError):
             chosen_ids = np.asarray(self.spec.encode(array, self._scope))
         where = f"{self.where}, encode"
         num_chosen = int(self._is_chosen.sum())
         if chosen_ids.dtype.kind not in "iu" or chosen_ids.shape != (num_chosen,):
             expected = f"({num_chosen},) integers, one for each any_id()"
-            raise SpecError(where, expected, form(chosen_ids))
+            raise SpecError(where, expected, describe_array(chosen_ids))
         ids = np.array([allowed.start for allowed in self.allowed], np.int64)
         ids[self._is_chosen] = chosen_ids
         values: list[int] = ids.tolist()

@@ -13,8 +13,8 @@ from ..errors import InputError
 from ..language.expr import Fields
 from ..language.field import Batched, Field
 from ..language.items import ItemType
-from ..language.items.base import form
-from ..language.items.memory import apart_from
+from ..language.items.base import describe_array
+from ..language.items.memory import copy_if_shared
 from ..language.items.tensor import Tensor
 from .soundness import check_rows
 
@@ -127,7 +127,7 @@ class ItemParser:
                 expected, remedy = self.item_type.expected, "Send the raw item."
                 raise InputError(self.where, expected, self.embeds_field, remedy)
             embeddings = self._parse_named_embeddings(data, hidden_size)
-        elif self.takes_embeds and not self.companions and self.item_type.media:
+        elif self.takes_embeds and not self.companions and self.item_type.vllm_modality:
             embeddings = self._parse_bare_embeddings(data, hidden_size)
         if embeddings is None:
             return Taken.whole(self.parse_raw_items(data))
@@ -286,7 +286,9 @@ class ItemParser:
         if isinstance(data, torch.Tensor) and data.ndim != 3:
             rows = [data]
         if not isinstance(rows, (list, tuple, torch.Tensor)):
-            raise InputError(self.where, "at least one (rows, hidden_size) tensor", form(data))
+            raise InputError(
+                self.where, "at least one (rows, hidden_size) tensor", describe_array(data)
+            )
         if not len(rows):
             raise InputError(self.where, "at least one (rows, hidden_size) tensor", "none")
         checked: list[torch.Tensor] = []
@@ -302,7 +304,7 @@ class ItemParser:
             # rows of all requests in the dtype of the first
             if self.dtype is not None:
                 rows_of_item = rows_of_item.to(self.dtype)
-            checked.append(apart_from(sent_rows, rows_of_item))
+            checked.append(copy_if_shared(sent_rows, rows_of_item))
         return checked
 
 

@@ -11,7 +11,13 @@ from __future__ import annotations
 import torch
 
 from ..errors import InputError
-from ..language.items.values import LARGEST_FLOAT16, check_finite, dtype_name, form, strided
+from ..language.items.values import (
+    LARGEST_FLOAT16,
+    check_finite,
+    describe_array,
+    dtype_name,
+    to_plain_tensor,
+)
 
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -52,12 +58,14 @@ def check_rows(
     """
     expected = f"a finite floating (rows, {width or 'hidden_size'}) tensor"
     if not isinstance(rows, torch.Tensor) or rows.ndim != 2 or not rows.is_floating_point():
-        raise InputError(where, expected, form(rows))
+        raise InputError(where, expected, describe_array(rows))
     if rows.dtype not in _FLOAT_DTYPES:
-        raise InputError(where, expected, form(rows), "Convert it to float16, bfloat16 or float32.")
+        raise InputError(
+            where, expected, describe_array(rows), "Convert it to float16, bfloat16 or float32."
+        )
     if width is not None and rows.shape[1] != width:
-        raise InputError(where, expected, form(rows), remedy)
-    rows = strided(rows, where, expected)
+        raise InputError(where, expected, describe_array(rows), remedy)
+    rows = to_plain_tensor(rows, where, expected)
     check_finite(rows, where)
     if dtype is not None and rows.numel():
         _check_magnitude(rows, dtype, where)

@@ -313,8 +313,8 @@ class Decoder:
         if isinstance(item_type, Text):
             return decode_json(str, raw, where)
         if item_type is not None:
-            if item_type.media and starts_with(raw, b'"'):
-                part = f"{item_type.media}_url"
+            if item_type.vllm_modality and starts_with(raw, b'"'):
+                part = f"{item_type.vllm_modality}_url"
                 expected = f'an object {{"{part}": {{"url": "data:..."}}}}'
                 raise InputError(where, expected, "a text")
             if item_type.parts:
@@ -342,7 +342,7 @@ class Decoder:
         if part in MEDIA and len(fields) == 1:
             if item_type is None:
                 raise InputError(where, "numbers", f"a part of kind {MEDIA[part]}")
-            if item_type.media not in (None, MEDIA[part]):
+            if item_type.vllm_modality not in (None, MEDIA[part]):
                 raise InputError(where, item_type.expected, f"a part of kind {MEDIA[part]}")
             return Media(MEDIA[part], fields[part].url)
         raise InputError(where, _OBJECT_FORMS, f"an object with {names}")
@@ -434,8 +434,8 @@ def _find_fixed_target(modality: BoundModality) -> list[int] | None:
 
 def _make_example(item_type: ItemType) -> Any:
     """Return a small item in JSON; of one that comes as a file, how the JSON begins."""
-    if item_type.mime:
-        return {f"{item_type.media}_url": {"url": f"data:{item_type.mime};base64,..."}}
+    if item_type.mime_type:
+        return {f"{item_type.vllm_modality}_url": {"url": f"data:{item_type.mime_type};base64,..."}}
     items = item_type.small()
     example = items[-1] if items else None
     if isinstance(example, torch.Tensor) and example.numel() <= MAX_EXAMPLE_ELEMENTS:

@@ -67,7 +67,7 @@ class Subject:
                 scopes.add(SCOPES_OF_VLLM.get(name, ""))
         else:
             for modality in self.plan.modalities.values():
-                scopes.add(modality.item.scope)
+                scopes.add(modality.item.kwargs_scope)
         return sorted(scopes - {""})
 
     @property

@@ -48,8 +48,8 @@ def number_modalities(spec: Declaration) -> dict[str, int]:
     numbers: dict[str, int] = {}
     next_number = FIRST_NUMBER_OF_OTHERS
     for modality in spec.modalities:
-        if modality.item.media in MEDIA:
-            numbers[modality.name] = MEDIA[modality.item.media]
+        if modality.item.vllm_modality in MEDIA:
+            numbers[modality.name] = MEDIA[modality.item.vllm_modality]
         else:
             numbers[modality.name] = next_number
             next_number += 1

@@ -216,8 +216,8 @@ class Processor(SavedProcessor):
         """
         names = set(self.plan.modalities)
         for modality in self.plan.modalities.values():
-            if modality.item.media:
-                names.add(_KEYWORDS[modality.item.media])
+            if modality.item.vllm_modality:
+                names.add(_KEYWORDS[modality.item.vllm_modality])
         return sorted(names)
 
     def split_samples(self, text: Any = None, input_ids: Any = None, **items: Any) -> list[Sample]:
@@ -265,8 +265,8 @@ class Processor(SavedProcessor):
         values = {name: value for name, value in items.items() if value is not None}
         modality_names: dict[str, str] = {}
         for name, modality in self.plan.modalities.items():
-            if modality.item.media and name not in values:
-                modality_names[_KEYWORDS[modality.item.media]] = name
+            if modality.item.vllm_modality and name not in values:
+                modality_names[_KEYWORDS[modality.item.vllm_modality]] = name
         data: dict[str, Any] = {}
         for name, value in values.items():
             if name not in self.plan.modalities:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from ..errors import InputError
-from ..language.items import options_of
+from ..language.items import select_options
 from ..plan.bind import plan_for_options
 from ..plan.hf_calls import LazyProcessor
 from ..plan.item import Item, as_taken, group_by_modality
@@ -248,7 +248,7 @@ def _options_of_modality(plan: Plan, request: Request, name: str) -> Mapping[str
     """Return the options of a request with which the items of a modality are processed."""
     if not request.options:
         return request.factors
-    options = options_of(plan.modalities[name].item, request.options)
+    options = select_options(plan.modalities[name].item, request.options)
     return {**request.factors, "mm_processor_kwargs": options}
 
 

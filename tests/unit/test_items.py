@@ -16,8 +16,8 @@ from PIL import Image as PILImage
 
 from mmkit import Audio, Image, InputError, Record, Tensor, Text, Video, between, cfg, item, where
 from mmkit.language.expr import Scope
-from mmkit.language.items.base import options_of, unscoped
-from mmkit.language.items.memory import apart_from
+from mmkit.language.items.base import flatten_options, select_options
+from mmkit.language.items.memory import copy_if_shared
 
 from .common import outcome
 
@@ -236,8 +236,8 @@ def test_an_item_that_is_in_new_memory_is_not_copied_again(kind):
         VIDEO: [np.ones((4, 5, 3), np.uint8)],
         AUDIO: np.ones(3),
     }
-    converted = kind.converted(values[kind], AT)
-    assert apart_from(values[kind], converted) is converted
+    converted = kind.convert(values[kind], AT)
+    assert copy_if_shared(values[kind], converted) is converted
 
 
 @pytest.mark.parametrize("rate", [8000, 32000])
@@ -503,13 +503,13 @@ def test_options_of_the_parts_of_a_processor():
     """Those of a scope override the others, for the items that it concerns."""
     options = {"size": 1, "n": 2, "common_kwargs": {"size": 3}, "images_kwargs": {"size": 4}, "audio_kwargs": None}
     for kind, size in ((Tensor((2,)), 3), (AUDIO, 3), (IMAGE, 4)):
-        assert unscoped(kind, options) == {"size": size, "n": 2}
-    assert options_of(AUDIO, options) == {key: own for key, own in options.items() if key != "images_kwargs"}
-    assert options_of(Tensor((2,)), options) == options
+        assert flatten_options(kind, options) == {"size": size, "n": 2}
+    assert select_options(AUDIO, options) == {key: own for key, own in options.items() if key != "images_kwargs"}
+    assert select_options(Tensor((2,)), options) == options
     with pytest.raises(
         InputError, match=r"^mm_processor_kwargs\['images_kwargs'\]: expected a dict of options, got 4\.$"
     ):
-        unscoped(IMAGE, {"images_kwargs": 4})
+        flatten_options(IMAGE, {"images_kwargs": 4})
 
 
 def test_metadata_where_it_is_required():

@@ -8,9 +8,9 @@ inputs and the token maximum.
 Each item type is one class with everything that depends on the type; `ItemType` lists the methods.
 """
 
-from .base import SCOPES, ItemType, options_of, unscoped
+from .base import SCOPES, ItemType, flatten_options, select_options
 from .size import Between, Size, between, fits, shape_text
 from .values import dtype_name
 
 __all__ = ["SCOPES", "Between", "ItemType", "Size", "between", "dtype_name"]
-__all__ += ["fits", "options_of", "shape_text", "unscoped"]
+__all__ += ["fits", "flatten_options", "select_options", "shape_text"]

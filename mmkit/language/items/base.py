@@ -13,13 +13,13 @@ import numpy as np
 from ...errors import InputError, SpecError, locate_errors
 from ..expr import Scope
 from ..node import Part, evaluate_all
-from .memory import apart_from
+from .memory import copy_if_shared
 from .size import Between
 from .size import ends as ends
-from .values import ARRAYS, described
+from .values import ARRAYS, describe
 from .values import check_finite as check_finite
+from .values import describe_array as describe_array
 from .values import dtype_name as dtype_name
-from .values import form as form
 
 MEDIA_SCOPES = ("images_kwargs", "videos_kwargs", "audio_kwargs")
 """The keys of `mm_processor_kwargs` that hold options for the items of one kind of media."""
@@ -38,17 +38,17 @@ class ItemType(Part):
     """Base of the item types. A bound item type holds numbers only.
 
     Attributes:
-        rank: the number of dimensions of an item as one array.
+        ndim: the number of dimensions of an item as one array.
         largest: the sizes of the largest items, once bound.
         parts: the item types of its parts, by name, as which a canonical item is a dict; empty
             where an item is a whole.
         is_field: whether items, or their parts, can be processed fields as they are.
-        media: vLLM's name for such an item: image, video or audio. Empty for none of them, None for
-            any of them.
-        sent: what a caller may send for one item or several.
-        mime: the media type of a file that holds one item; empty where JSON can hold an item.
-        scope: the key of `MEDIA_SCOPES` that concerns these items alone; empty for none.
-        form: the argument of ``mmkit show --item`` for an item of some sizes.
+        vllm_modality: vLLM's name for such an item: image, video or audio. Empty for none of them,
+            None for any of them.
+        accepted_types: what a caller may send for one item or several.
+        mime_type: that of a file that holds one item; empty where JSON can hold an item.
+        kwargs_scope: the key of `MEDIA_SCOPES` that concerns these items alone; empty for none.
+        size_hint: what ``mmkit show --item`` takes for an item of some sizes.
         dummy_sizes: the sizes of `largest`, as vLLM's `limit_mm_per_prompt` names them.
         small_sizes: the sizes of `small`, where not every spec accepts the smallest ones.
         remedy: what to state in a spec that does not accept the items that mmkit makes.
@@ -58,16 +58,16 @@ class ItemType(Part):
 
     _is_named = True
 
-    rank: ClassVar[int]
+    ndim: ClassVar[int]
     if TYPE_CHECKING:  # a class variable here would come first among the fields of a subclass
         largest: ClassVar[Any]
     parts: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     is_field: ClassVar[bool] = False
-    media: ClassVar[str | None] = None
-    sent: ClassVar[tuple[type, ...]] = (object,)
-    mime: ClassVar[str] = ""
-    scope: ClassVar[str] = ""
-    form: ClassVar[str] = "sizes as 9x4"
+    vllm_modality: ClassVar[str | None] = None
+    accepted_types: ClassVar[tuple[type, ...]] = (object,)
+    mime_type: ClassVar[str] = ""
+    kwargs_scope: ClassVar[str] = ""
+    size_hint: ClassVar[str] = "sizes as 9x4"
     dummy_sizes: ClassVar[tuple[str, ...]] = ()
     small_sizes: ClassVar[tuple[tuple[int, ...], ...]] = ()
     remedy: ClassVar[str] = ""
@@ -93,10 +93,10 @@ class ItemType(Part):
         Raises:
             InputError: the data cannot hold items of this type.
         """
-        if not isinstance(data, self.sent):
-            raise InputError(where, f"{self.expected} or a list of them", described(data))
+        if not isinstance(data, self.accepted_types):
+            raise InputError(where, f"{self.expected} or a list of them", describe(data))
         if isinstance(data, ARRAYS):
-            several = data.ndim == self.rank + 1  # canonical() refuses a wrong rank
+            several = data.ndim == self.ndim + 1  # canonical() refuses a wrong rank
         else:
             several = isinstance(data, (list, tuple)) and not self._is_one(data)
         return list(data) if several else [data]  # type: ignore[call-overload]
@@ -112,9 +112,9 @@ class ItemType(Part):
         Raises:
             InputError: the item is malformed.
         """
-        return apart_from(value, self.converted(value, where))
+        return copy_if_shared(value, self.convert(value, where))
 
-    def converted(self, value: object, where: str) -> Any:
+    def convert(self, value: object, where: str) -> Any:
         """An item in its canonical form, which may lie in the memory of what came.
 
         Raises:
@@ -149,7 +149,7 @@ class ItemType(Part):
 
     @property
     def num_sizes(self) -> int:
-        return self.rank
+        return self.ndim
 
     def sizes(self, value: Any) -> tuple[int, ...]:
         """Return the sizes of a canonical item."""
@@ -257,29 +257,29 @@ class ItemType(Part):
         return {"shape": None, "dtype": None}
 
 
-def options_of(kind: ItemType, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def select_options(kind: ItemType, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `mm_processor_kwargs` that concern the items of a type: all but the scopes of
     other media.
 
     Nothing else of the options reaches such an item, and its hash covers all of these: both are
     computed here.
     """
-    if not kind.scope:
+    if not kind.kwargs_scope:
         return dict(kwargs)
-    others = set(MEDIA_SCOPES) - {kind.scope}
+    others = set(MEDIA_SCOPES) - {kind.kwargs_scope}
     return {name: value for name, value in kwargs.items() if name not in others}
 
 
-def unscoped(kind: ItemType, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of `options_of` without scopes: those that have none, overridden by those
-    of `common_kwargs`, and these by those of the type's own scope.
+def flatten_options(kind: ItemType, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `select_options` without scopes: those that have none, overridden by
+    those of `common_kwargs`, and these by those of the type's own scope.
 
     Raises:
         InputError: a scope that holds no options.
     """
-    concerning = options_of(kind, kwargs)
+    concerning = select_options(kind, kwargs)
     options = {name: value for name, value in concerning.items() if name not in SCOPES}
-    for scope in ("common_kwargs", kind.scope):
+    for scope in ("common_kwargs", kind.kwargs_scope):
         of_scope = concerning.get(scope) or {}
         if not isinstance(of_scope, Mapping):
             raise InputError(f"mm_processor_kwargs[{scope!r}]", "a dict of options", repr(of_scope))

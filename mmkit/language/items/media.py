@@ -18,7 +18,15 @@ from ..node import Converted, parameter
 from .base import GIB, ItemType, num_drawn, repeated
 from .pictures import check_file, pil, upright_rgb
 from .size import Between, Sizes, check_positive, check_size, is_number, sizes_of
-from .values import ARRAYS, SCALARS, as_array, check_finite, described, form, strided
+from .values import (
+    ARRAYS,
+    SCALARS,
+    as_array,
+    check_finite,
+    describe,
+    describe_array,
+    to_plain_tensor,
+)
 
 _ANY: Any = math.inf
 
@@ -79,17 +87,17 @@ class Image(_Media):
     """Whether a function of the spec processes the images: it receives PIL images alone."""
 
     expected = "an image"
-    rank = 3
-    media = "image"
-    scope = "images_kwargs"
-    form = "WIDTHxHEIGHT"
+    ndim = 3
+    vllm_modality = "image"
+    kwargs_scope = "images_kwargs"
+    size_hint = "WIDTHxHEIGHT"
     dummy_sizes = ("width", "height")
     small_sizes = ((1, 1), (32, 32))  # some image processors take no single pixel
 
     def for_function(self) -> Image:
         return replace(self, only_pictures=True)
 
-    def converted(self, value: object, where: str) -> Any:
+    def convert(self, value: object, where: str) -> Any:
         media = getattr(value, "media", value)  # vLLM wraps decoded media together with its bytes
         if isinstance(media, pil().Image):
             if 0 in media.size:
@@ -101,12 +109,12 @@ class Image(_Media):
                 check_file(file, where)
             return value
         if not isinstance(media, ARRAYS):
-            raise InputError(where, "a PIL image or an array", described(value))
+            raise InputError(where, "a PIL image or an array", describe(value))
         expected = "an array of shape (height, width, 3) or (3, height, width)"
         if not _holds_pixels(media.shape, 3):
             raise InputError(where, expected, f"shape {tuple(media.shape)}")
         if isinstance(media, torch.Tensor):
-            value = media = strided(media, where, expected)
+            value = media = to_plain_tensor(media, where, expected)
         are_bytes = media.dtype in (np.uint8, torch.uint8)
         if are_bytes and 3 in (media.shape[-1], media.shape[0]):
             pixels = np.asarray(media)
@@ -115,7 +123,9 @@ class Image(_Media):
             return pil().fromarray(pixels, "RGB")
         if self.only_pictures:
             remedy = "Send three channels of uint8 values from 0 to 255."
-            raise InputError(where, "a PIL image or 8-bit RGB pixels", form(media), remedy)
+            raise InputError(
+                where, "a PIL image or 8-bit RGB pixels", describe_array(media), remedy
+            )
         check_finite(media, where)
         return value
 
@@ -152,11 +162,11 @@ class Video(_Media):
 
     metadata: bool = False
 
-    rank = 4
-    media = "video"
-    mime = "video/mp4"
-    scope = "videos_kwargs"
-    form = "FRAMESxWIDTHxHEIGHT"
+    ndim = 4
+    vllm_modality = "video"
+    mime_type = "video/mp4"
+    kwargs_scope = "videos_kwargs"
+    size_hint = "FRAMESxWIDTHxHEIGHT"
     dummy_sizes = ("num_frames", "width", "height")
     small_sizes = ((1, 32, 32),)
     most_bytes = 16 * GIB  # its frames are zeros, which take no memory until somebody reads them
@@ -168,7 +178,7 @@ class Video(_Media):
     def _is_one(self, data: Sequence[Any]) -> bool:
         return _is_pair(data) or (len(data) > 0 and _is_frame(data[0]))
 
-    def converted(self, value: object, where: str) -> Any:
+    def convert(self, value: object, where: str) -> Any:
         frames, metadata = _video_parts(value)
         if self.metadata and metadata is None:
             raise InputError(where, "a (frames, metadata) pair", "frames without metadata")
@@ -176,10 +186,10 @@ class Video(_Media):
         if isinstance(frames, (list, tuple)) and frames and all(map(_is_frame, frames)):
             frames = _stacked([as_array(frame, where, expected) for frame in frames], where)
         if not isinstance(frames, ARRAYS) or not _holds_pixels(frames.shape, 4):
-            got = f"shape {tuple(frames.shape)}" if hasattr(frames, "shape") else described(value)
+            got = f"shape {tuple(frames.shape)}" if hasattr(frames, "shape") else describe(value)
             raise InputError(where, expected, got)
         if isinstance(frames, torch.Tensor):
-            frames = strided(frames, where, expected)
+            frames = to_plain_tensor(frames, where, expected)
         check_finite(frames, where)
         if metadata is not None:
             _check_metadata(metadata, len(frames), f"{where}, metadata")
@@ -264,11 +274,11 @@ class Audio(_Media):
     def expected(self) -> str:
         return _AUDIO if self.most is None else f"{_AUDIO} of at most {self.most} samples"
 
-    rank = 1
-    media = "audio"
-    mime = "audio/wav"
-    scope = "audio_kwargs"
-    form = "a number of samples"
+    ndim = 1
+    vllm_modality = "audio"
+    mime_type = "audio/wav"
+    kwargs_scope = "audio_kwargs"
+    size_hint = "a number of samples"
     dummy_sizes = ("length",)
     small_sizes = ((1,),)
 
@@ -277,7 +287,7 @@ class Audio(_Media):
             return len(data) == 2 and isinstance(data[1], SCALARS)
         return len(data) > 0 and isinstance(data[0], SCALARS)
 
-    def converted(self, value: object, where: str) -> Any:
+    def convert(self, value: object, where: str) -> Any:
         samples, rate = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
         rate, array = to_python(rate), as_array(samples, where, _AUDIO)
         if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.floating):
@@ -398,9 +408,7 @@ def _check_metadata(metadata: Mapping[str, Any], count: int, where: str) -> None
     if indices is None:
         return
     if not isinstance(indices, (list, tuple)) or len(indices) != count:
-        got = (
-            f"{len(indices)} of them" if isinstance(indices, (list, tuple)) else described(indices)
-        )
+        got = f"{len(indices)} of them" if isinstance(indices, (list, tuple)) else describe(indices)
         raise InputError(where, f"frames_indices of {count} frames", got)
     last = math.inf if total is None else total - 1
     for index in indices:

@@ -50,7 +50,7 @@ def _span(value: Any) -> tuple[int, int]:
     return begin, begin + (last + 1) * value.element_size()
 
 
-def apart_from(source: Any, value: Any) -> Any:
+def copy_if_shared(source: Any, value: Any) -> Any:
     """A value that shares no memory with what it was made of: as it is where it shares none, else a
     copy.
 
@@ -62,7 +62,7 @@ def apart_from(source: Any, value: Any) -> Any:
     """
     if isinstance(value, tuple):
         array, facts = value
-        return apart_from(source, array), copy.deepcopy(facts)
+        return copy_if_shared(source, array), copy.deepcopy(facts)
     if isinstance(value, ARRAYS):
         if not _may_share_memory(source, value):
             return value

@@ -14,7 +14,7 @@ from ...errors import InputError, SpecError, locate_errors
 from ..expr import Scope
 from ..node import dependencies
 from .base import ItemType
-from .values import described
+from .values import describe
 
 T = TypeVar("T")
 
@@ -49,10 +49,10 @@ class Record(ItemType):
     _scope: ClassVar[Scope | None] = None
     """The scope that the record is bound to."""
 
-    rank = 0
-    media = ""
-    sent = (Mapping, list, tuple)
-    form = "a dict of its parts in JSON"
+    ndim = 0
+    vllm_modality = ""
+    accepted_types = (Mapping, list, tuple)
+    size_hint = "a dict of its parts in JSON"
 
     def __init__(self, **parts: ItemType) -> None:
         if not parts:
@@ -105,7 +105,7 @@ class Record(ItemType):
     def canonical(self, value: object, where: str) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             remedy = "A list or tuple is several items."
-            raise InputError(where, self.expected, described(value), remedy)
+            raise InputError(where, self.expected, describe(value), remedy)
         if value.keys() != self.parts.keys():
             raise InputError(where, self.expected, f"one of {brief(list(value))}")
         record: dict[str, Any] = {}

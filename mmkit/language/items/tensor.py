@@ -17,9 +17,17 @@ from ...errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, Value, as_expression, as_expression_tuple, as_expressions
 from ..node import Converted, parameter
 from .base import ItemType, num_drawn, repeated
-from .memory import apart_from
+from .memory import copy_if_shared
 from .size import Between, Size, Sizes, check_positive, check_size, ends, fits, shape_text, sizes_of
-from .values import ARRAYS, LARGEST_FLOAT16, SCALARS, as_array, described, dtype_name, strided
+from .values import (
+    ARRAYS,
+    LARGEST_FLOAT16,
+    SCALARS,
+    as_array,
+    describe,
+    dtype_name,
+    to_plain_tensor,
+)
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -79,13 +87,13 @@ class Tensor(ItemType):
     bound: Converted[Expr | float | Between | None, Any] = parameter(as_expression, default=None)
     largest: Converted[Sizes | None, Any] = parameter(as_expressions, default=None)  # type: ignore[misc]
 
-    media = ""
-    sent = (*ARRAYS, *SCALARS, list, tuple)
-    form = "a shape as 9x4"
+    vllm_modality = ""
+    accepted_types = (*ARRAYS, *SCALARS, list, tuple)
+    size_hint = "a shape as 9x4"
     is_field = True
 
     @property
-    def rank(self) -> int:  # type: ignore[override]
+    def ndim(self) -> int:  # type: ignore[override]
         return len(self.shape)
 
     @cached_property
@@ -99,7 +107,7 @@ class Tensor(ItemType):
             check_size(size, f"Tensor.shape[{axis}] = {self.shape[axis]!s}")
         largest: tuple[Any, ...] = (tuple(size.most for size in bound.bounds()),)
         if bound.largest is not None:
-            largest = sizes_of(bound.largest, bound.rank, "Tensor.largest")
+            largest = sizes_of(bound.largest, bound.ndim, "Tensor.largest")
         for shape in largest:
             if not fits(shape, bound.shape):
                 expected = f"a shape within {shape_text(bound.shape)}"
@@ -135,7 +143,7 @@ class Tensor(ItemType):
     def _is_one(self, data: Sequence[Any]) -> bool:
         """Whether nested lists are one item, judged by their first number."""
         inner: Any = data
-        for _ in range(self.rank):
+        for _ in range(self.ndim):
             if not isinstance(inner, (list, tuple)):
                 break
             if not inner:
@@ -143,7 +151,7 @@ class Tensor(ItemType):
             inner = inner[0]
         return isinstance(inner, SCALARS)
 
-    def converted(self, value: object, where: str) -> torch.Tensor:
+    def convert(self, value: object, where: str) -> torch.Tensor:
         tensor = self._fitting(value, where)
         self._check(tensor, where)
         return self._cast(tensor)
@@ -155,7 +163,7 @@ class Tensor(ItemType):
                 if len({(one.shape, one.dtype) for one in tensors}) == 1:
                     self._check(torch.stack(tensors), where)
                     pairs = zip(values, tensors, strict=True)
-                    return [apart_from(value, self._cast(tensor)) for value, tensor in pairs]
+                    return [copy_if_shared(value, self._cast(tensor)) for value, tensor in pairs]
         return super().canonical_all(values, where)
 
     def _fitting(self, value: object, where: str) -> torch.Tensor:
@@ -165,7 +173,7 @@ class Tensor(ItemType):
             got = f"dtype {dtype_name(tensor.dtype)}"
             raise InputError(where, self.expected, got, f"Convert it to {self.dtype}.")
         if not fits(tensor.shape, self.shape):
-            is_several = tensor.ndim > self.rank and fits(tensor.shape[1:], self.shape)
+            is_several = tensor.ndim > self.ndim and fits(tensor.shape[1:], self.shape)
             remedy = "Send one tensor per item." if is_several else ""
             raise InputError(where, self.expected, f"shape {tuple(tensor.shape)}", remedy)
         return tensor
@@ -281,7 +289,7 @@ def _in_json(size: Any) -> Any:
 def _as_tensor(value: object, where: str, kind: Tensor) -> torch.Tensor:
     """The value as a strided CPU tensor of its own dtype, which may share its memory."""
     if isinstance(value, torch.Tensor):
-        tensor = strided(value, where, kind.expected)
+        tensor = to_plain_tensor(value, where, kind.expected)
     else:
         if not isinstance(value, (np.ndarray, np.generic)):
             value = _from_list(value, where, kind)
@@ -325,9 +333,9 @@ def _first_odd(value: Any, numbers: tuple[type, ...], depth: int = 0) -> str | N
             return f"more than {_DEEPEST} levels"
         return next(filter(None, (_first_odd(v, numbers, depth + 1) for v in value)), None)
     if not isinstance(value, numbers) or (isinstance(value, bool) and bool not in numbers):
-        return described(value)
+        return describe(value)
     is_huge = isinstance(value, int) and not -(2**63) <= value < 2**63
-    return described(value).removeprefix("int ") if is_huge else None
+    return describe(value).removeprefix("int ") if is_huge else None
 
 
 _RANDOM_LETTERS = "abc"
@@ -364,10 +372,10 @@ class Text(ItemType):
         as_expressions, default=None
     )
 
-    rank = 1
-    media = ""
-    sent = (str, list, tuple)
-    form = "a number of characters"
+    ndim = 1
+    vllm_modality = ""
+    accepted_types = (str, list, tuple)
+    size_hint = "a number of characters"
     remedy = "State its alphabet=, or a text as largest=."
 
     def bind(self, scope: Scope) -> Self:
@@ -397,9 +405,9 @@ class Text(ItemType):
         letters = "" if self.alphabet is None else f" among {self.alphabet!r}"
         return f"a text of {Between(self.least, self.most)} characters{letters}"
 
-    def converted(self, value: object, where: str) -> str:
+    def convert(self, value: object, where: str) -> str:
         if not isinstance(value, str):
-            raise InputError(where, self.expected, described(value))
+            raise InputError(where, self.expected, describe(value))
         if not self.least <= len(value) <= self.most:
             raise InputError(where, self.expected, f"{len(value)} of them")
         if self.alphabet is not None:

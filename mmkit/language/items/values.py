@@ -14,7 +14,7 @@ SCALARS = (int, float, np.generic)
 LARGEST_FLOAT16 = 65504.0
 
 
-def described(value: object) -> str:
+def describe(value: object) -> str:
     if value is None:
         return "None"
     try:
@@ -24,14 +24,14 @@ def described(value: object) -> str:
     return f"{type(value).__name__} {text}" if 0 < len(text) <= 40 else f"a {type(value).__name__}"
 
 
-def form(value: object) -> str:
+def describe_array(value: object) -> str:
     """A tensor or an array by its shape and dtype, for messages; anything else by its class."""
     if isinstance(value, ARRAYS):
         return f"shape {tuple(value.shape)} of {value.dtype}"
     return f"a {type(value).__name__}"
 
 
-def strided(tensor: torch.Tensor, where: str, expected: str) -> torch.Tensor:
+def to_plain_tensor(tensor: torch.Tensor, where: str, expected: str) -> torch.Tensor:
     """A plain tensor in host memory, apart from autograd."""
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_quantized:
         raise InputError(where, expected, f"a {tensor.layout} tensor on {tensor.device}")
@@ -46,7 +46,7 @@ def as_array(value: object, where: str, expected: str) -> np.ndarray[Any, Any]:
     """An array, tensor, image or list as an array; a floating tensor, which may be a bfloat16, as
     float32."""
     if isinstance(value, torch.Tensor):
-        value = strided(value, where, expected)
+        value = to_plain_tensor(value, where, expected)
     if isinstance(value, np.ma.MaskedArray):
         raise InputError(where, expected, "a masked array", "Fill its gaps.")
     if isinstance(value, torch.Tensor) and value.is_floating_point():
@@ -54,7 +54,7 @@ def as_array(value: object, where: str, expected: str) -> np.ndarray[Any, Any]:
     try:
         return np.asarray(value)
     except (TypeError, ValueError, NotImplementedError) as error:
-        raise InputError(where, expected, described(value)) from error
+        raise InputError(where, expected, describe(value)) from error
 
 
 def check_finite(value: Any, where: str) -> None:
