@@ -1,7 +1,8 @@
 """Chat messages with items of any modality of a spec: ``{"type": "cloud", "cloud": ...}``.
 
-vLLM's content parts are a closed table. What reads one part, and what gathers the items of a
-conversation, are put before vLLM's own functions; a part that is none of a spec's goes on to them.
+vLLM's content parts are a closed table. The functions here stand before vLLM's functions that read
+one part, and that gather the items of a conversation. A part that is none of a spec's goes on to
+vLLM's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .compat import find
 from .incoming import REQUEST
 from .pipeline import has_pipeline
 
-MODULES = ("renderers.chat_utils.chat_message", "renderers.chat_utils", "entrypoints.chat_utils")
+_MODULES = ("renderers.chat_utils.chat_message", "renderers.chat_utils", "entrypoints.chat_utils")
 """Where vLLM reads messages, from the newest release to the oldest."""
 
 
@@ -26,7 +27,7 @@ class SentItem(NamedTuple):
     """An item in the messages of a request that a server reads.
 
     Attributes:
-        modality: its name.
+        modality: the name of its modality.
         item: as in `multi_modal_data`; None for an item that its uuid names.
         uuid: its name in the caches, if it has one.
     """
@@ -42,13 +43,82 @@ for each: in every version, vLLM's routes accept only parts of vLLM's own types,
 in other threads. No client can guess a URL."""
 
 
-class _Item(tuple[Any, "str | None"]):
-    """An item and its uuid, as vLLM's tracker of a request keeps them, and as what that of a server
-    calls or awaits."""
+def wrap_read_part(read_part: Any) -> Any:
+    """Wrap vLLM's function that reads one part of a message, so that it also reads the parts of a
+    spec."""
+    marks = read_part.__globals__["MODALITY_PLACEHOLDERS_MAP"]
+
+    @wraps(read_part)
+    def read_part_of_spec(part: Any, parser: Any, **options: Any) -> Any:
+        spec: Declaration | None = getattr(parser._tracker.model_cls, "mm_spec", None)
+        if spec is None or not isinstance(part, Mapping):
+            return read_part(part, parser, **options)
+        item_of_server = _find_item_of_server(part)
+        if item_of_server is not None:
+            name = item_of_server.modality
+            part = {"type": name, name: item_of_server.item, "uuid": item_of_server.uuid}
+        type_name: Any = part.get("type")
+        if type_name not in modalities(spec):
+            check_type(spec, type_name, "messages")
+            return read_part(part, parser, **options)
+        where = f"{spec.name}.{type_name}"
+        if type_name not in part:
+            expected = f'a part with the item in its field "{type_name}"'
+            raise InputError(where, expected, "none")
+        if item_of_server is None and REQUEST.get() is not None:
+            # a server decodes items itself, within its limits, on the routes that it knows
+            raise InputError(where, f'no part of type "{type_name}" on this route', "one")
+        return _add_item(spec, type_name, part, parser, marks, options)
+
+    return read_part_of_spec
+
+
+def _add_item(
+    spec: Declaration,
+    name: str,
+    part: Mapping[str, Any],
+    parser: Any,
+    marks: Mapping[str, str],
+    options: Mapping[str, Any],
+) -> Any:
+    """Give the item of a part to vLLM's tracker, and return what vLLM puts into the message.
+
+    Args:
+        spec: the spec of the model.
+        name: the modality of the item.
+        part: the part of the message.
+        parser: vLLM's.
+        marks: vLLM's marks of items in the text of a message, by modality.
+        options: those of vLLM's function that reads a part.
+    """
+    uuid = part.get("uuid")
+    if uuid is not None:
+        uuid = str(uuid)
+    target = parser._tracker.add(name, _TrackedItem((part[name], uuid)))
+    if options["wrap_dicts"]:
+        return {key: value for key, value in part.items() if key not in (name, "uuid")}
+    needs_target = not all(isinstance(update, Insert) for update in spec[name].update)
+    if target is None and needs_target:
+        expected = "a placeholder with a text in messages"
+        remedy = "Use a chat template that reads parts, or write the prompt yourself."
+        raise InputError(f"{spec.name}.{name}", expected, "one that is an id", remedy)
+    if not target:
+        return None
+    # stands in the text of a message until its parts are put together
+    mark = marks.get(name, f"<##{name.upper()}##>")
+    parser._placeholder_storage[mark].append(target)
+    return mark if options["interleave_strings"] else None
+
+
+class _TrackedItem(tuple[Any, "str | None"]):
+    """An item and its uuid, as vLLM's trackers keep them.
+
+    It can be called and awaited, too, because vLLM's tracker of a server does one or the other.
+    """
 
     __hash__ = object.__hash__  # asyncio.gather wants one; items have none
 
-    def __call__(self) -> _Item:
+    def __call__(self) -> _TrackedItem:
         return self
 
     def __await__(self) -> Generator[Any, None, tuple[Any, str | None]]:
@@ -57,99 +127,63 @@ class _Item(tuple[Any, "str | None"]):
         return item, uuid
 
 
-def reading(theirs: Any) -> Any:
-    """vLLM's function that reads one part of a message, which also reads the parts of a spec."""
-    marks = theirs.__globals__["MODALITY_PLACEHOLDERS_MAP"]
+def wrap_gather_items(gather_items_of_vllm: Any) -> Any:
+    """Wrap vLLM's function that gathers the items of a conversation, so that it also gathers the
+    items of a spec."""
 
-    @wraps(theirs)
-    def read(part: Any, parser: Any, **options: Any) -> Any:
-        tracker = parser._tracker
-        spec: Declaration | None = getattr(tracker.model_cls, "mm_spec", None)
-        if spec is None or not isinstance(part, Mapping):
-            return theirs(part, parser, **options)
-        sent = _sent_item(part)
-        if sent is not None:
-            part = {"type": sent.modality, sent.modality: sent.item, "uuid": sent.uuid}
-        name: Any = part.get("type")
-        where = f"{spec.name}.{name}"
-        if name not in modalities(spec):
-            check_type(spec, name, "messages")
-            return theirs(part, parser, **options)
-        if name not in part:
-            raise InputError(where, f'a part with the item in its field "{name}"', "none")
-        if sent is None and REQUEST.get() is not None:
-            # a server decodes items itself, within its limits, on the routes that it knows
-            raise InputError(where, f'no part of type "{name}" on this route', "one")
-        uuid = part.get("uuid")
-        placeholder = tracker.add(name, _Item((part[name], None if uuid is None else str(uuid))))
-        if options["wrap_dicts"]:
-            return {key: value for key, value in part.items() if key not in (name, "uuid")}
-        if placeholder is None and not all(isinstance(u, Insert) for u in spec[name].update):
-            expected = "a placeholder with a text in messages"
-            remedy = "Use a chat template that reads parts, or write the prompt yourself."
-            raise InputError(where, expected, "one that is an id", remedy)
-        # stands in the text of a message until its parts are put together
-        mark = marks.get(name, f"<##{name.upper()}##>")
-        if not placeholder:
-            return None
-        parser._placeholder_storage[mark].append(placeholder)
-        return mark if options["interleave_strings"] else None
+    @wraps(gather_items_of_vllm)
+    def gather_items_of_spec(items: Mapping[str, Any], processor: Any, *more: Any) -> Any:
+        data, uuids = gather_items_of_vllm(items, processor, *more)
+        if not has_pipeline(processor):
+            return data, uuids
+        spec: Declaration = processor.spec
+        for modality in spec.modalities:
+            name = modality.name
+            if name in items and name not in data:
+                data[name] = [item for item, _ in items[name]]
+                uuids[name] = [uuid for _, uuid in items[name]]
+            if isinstance(data.get(name), list):
+                where = f"{spec.name}.{name}"
+                data[name] = gather_items(where, f"{name}_embeds", data[name])
+        return data, uuids
 
-    return read
+    return gather_items_of_spec
 
 
 def check_type(spec: Declaration, name: object, where: str) -> None:
     """Refuse the type of a part of a message that is neither vLLM's nor a modality.
 
     Args:
-        spec: that of the model.
+        spec: the spec of the model.
         name: the type.
         where: the path of the part in errors.
 
     Raises:
         InputError: it is neither.
     """
-    if isinstance(name, str) and name not in _of_vllm() and name not in modalities(spec):
-        known = ", ".join(["text", *modalities(spec)])
-        raise InputError(where, f"a part of a type among {known}", repr(name))
+    if not isinstance(name, str) or name in _find_types_of_vllm() or name in modalities(spec):
+        return
+    types = ", ".join(["text", *modalities(spec)])
+    raise InputError(where, f"a part of a type among {types}", repr(name))
 
 
 def modalities(spec: Declaration) -> list[str]:
-    """The modalities of a spec that have a content part of their own: none that is named as one of
-    vLLM's parts."""
-    return [modality.name for modality in spec.modalities if modality.name not in _of_vllm()]
+    """Return the modalities of a spec that have a content part: none that is named as one of vLLM's
+    parts."""
+    types = _find_types_of_vllm()
+    return [modality.name for modality in spec.modalities if modality.name not in types]
 
 
 @cache
-def _of_vllm() -> Mapping[str, Any]:
-    """The types of vLLM's parts."""
-    types: Mapping[str, Any] = find(*(f"{module}:MM_PARSER_MAP" for module in MODULES))
+def _find_types_of_vllm() -> Mapping[str, Any]:
+    """Return the types of vLLM's parts."""
+    types: Mapping[str, Any] = find(*(f"{module}:MM_PARSER_MAP" for module in _MODULES))
     return types
 
 
-def _sent_item(part: Mapping[str, Any]) -> SentItem | None:
+def _find_item_of_server(part: Mapping[str, Any]) -> SentItem | None:
     """Return the item for which a part stands; None for a part that stands for none."""
     url = part.get("image_url")
     if isinstance(url, Mapping):
         url = url.get("url")
     return SENT.get(url) if isinstance(url, str) else None
-
-
-def gathering(theirs: Any) -> Any:
-    """vLLM's function that gathers the items of a conversation, which also gathers a spec's."""
-
-    @wraps(theirs)
-    def gather(items: Mapping[str, Any], processor: Any, *more: Any) -> Any:
-        data, uuids = theirs(items, processor, *more)
-        if not has_pipeline(processor):
-            return data, uuids
-        for name in (modality.name for modality in processor.spec.modalities):
-            if name in items and name not in data:
-                values, names = zip(*items[name], strict=True)
-                data[name], uuids[name] = list(values), list(names)
-            if isinstance(data.get(name), list):
-                where = f"{processor.spec.name}.{name}"
-                data[name] = gather_items(where, f"{name}_embeds", data[name])
-        return data, uuids
-
-    return gather

@@ -42,21 +42,21 @@ VideoSource: Any = find("multimodal.video:VideoSourceMetadata", default=None)
 VideoTarget: Any = find("multimodal.video:VideoTargetMetadata", default=None)
 
 
-def weighing(theirs: Any) -> Any:
+def wrap_load(load_from_url: Any) -> Any:
     """Wrap vLLM's function that loads media from a URL, so that their pixels are counted first, and
     decoded audio is compared with its header."""
 
     # vLLM reads the bytes in threads, which do not inherit `REQUEST`, so it is read here
-    @wraps(theirs)
-    def load(self: Any, url: str, media_io: Any, **options: Any) -> Any:
+    @wraps(load_from_url)
+    def weigh_and_load(self: Any, url: str, media_io: Any, **options: Any) -> Any:
         request = REQUEST.get()
         if request is not None:
             media_io = Weighed(media_io, request.spend_pixels)
         elif _loads_audio(media_io):  # offline no pixels are counted
             media_io = Weighed(media_io, _count_nothing)
-        return theirs(self, url, media_io, **options)
+        return load_from_url(self, url, media_io, **options)
 
-    return load
+    return weigh_and_load
 
 
 def _loads_audio(loader: Any) -> bool:

@@ -334,7 +334,7 @@ def test_a_template_has_the_form_that_a_server_sees(template: str) -> None:
 
 def test_names_of_vllm_are_reserved() -> None:
     """Those of the parts of a message, and of the arguments of `forward`."""
-    assert {name for name in chat._of_vllm() if not name.endswith("_embeds")} <= {*PARTS}
+    assert {name for name in chat._find_types_of_vllm() if not name.endswith("_embeds")} <= {*PARTS}
     known = inspect.signature(LlamaForCausalLM.forward).parameters
     assert {*FORWARD_ARGUMENTS} == {*known} - {"self"}
 

@@ -46,7 +46,7 @@ from mmkit.plan.bind import plan_for_options
 from mmkit.plan.placement import ItemLayout
 from mmkit.testing import vllm_path
 from mmkit.testing.differences import differences
-from mmkit.vllm_api import patches
+from mmkit.vllm_api import admission, patches
 from mmkit.vllm_api.pipeline import Request
 from tests.path.plain import ONES, ids, plain, processor, run
 from tests.path.planted import HIDDEN, MIXED, series
@@ -177,7 +177,9 @@ def test_an_exception_of_a_process_names_it(cached: bool) -> None:
 def test_prompts_are_guarded_and_rewritten_with_items_and_without() -> None:
     """Before vLLM's renderer takes them apart, and by the processor, which sees those with items."""
     instance = processor(plain(prompt=ending_with(tok["</s>"])))
-    after = partial(patches.with_guard(lambda renderer, prompt: prompt), SimpleNamespace(mm_processor=instance))
+    after = partial(
+        patches.guard_process_tokens(lambda renderer, prompt: prompt), SimpleNamespace(mm_processor=instance)
+    )
     assert after({"prompt_token_ids": ids("a b")})["prompt_token_ids"] == ids("a b </s>")
     for odd in (ids("<frame>"), ids("a <pad>"), [32], [-1], [2.0]):
         with pytest.raises(InputError, match=r"^plain\."):
@@ -212,9 +214,9 @@ PLACE, OUTSIDE_OF_IT = PlaceholderRange(0, 1), PlaceholderRange(1, 1)
 )
 def test_the_check_before_the_engine(prompt: dict[str, Any], trusts: bool, sentence: str) -> None:
     """What vLLM's routes for rendered requests bring passes neither the processor nor the tokenization."""
-    config = SimpleNamespace(additional_config={patches.TRUST: trusts})
+    config = SimpleNamespace(additional_config={admission.TRUST: trusts})
     holder = SimpleNamespace(renderer=SimpleNamespace(mm_processor=processor(plain())), vllm_config=config)
-    with pytest.raises(patches.Refused, match=f"^plain.{re.escape(sentence)}"):
+    with pytest.raises(admission.Refused, match=f"^plain.{re.escape(sentence)}"):
         InputProcessor.process_inputs(holder, "request", prompt, None, None)
 
 
@@ -223,10 +225,12 @@ def test_fields_of_another_host_that_the_server_trusts() -> None:
     plan = processor(plain()).plan
     for sent_fields in ({"frames": torch.zeros(2)}, None):
         sent = {"mm_kwargs": {"frames": [sent_fields]}, "mm_placeholders": {"frames": [PLACE]}}
-        patches.admit(plan, {**RENDERED, **sent}, trusts=True)
+        admission.admit(plan, {**RENDERED, **sent}, trusts=True)
     sent = {"mm_kwargs": {"frames": [{"frames": torch.full((2,), torch.nan)}]}, "mm_placeholders": {"frames": [PLACE]}}
-    with pytest.raises(patches.Refused, match=r"^plain.mm_kwargs.frames\[0\].frames: expected finite values, got NaN"):
-        patches.admit(plan, {**RENDERED, **sent}, trusts=True)
+    with pytest.raises(
+        admission.Refused, match=r"^plain.mm_kwargs.frames\[0\].frames: expected finite values, got NaN"
+    ):
+        admission.admit(plan, {**RENDERED, **sent}, trusts=True)
 
 
 # -- processing ------------------------------------------------------------------------------------------------------
@@ -336,7 +340,7 @@ def test_an_item_that_only_a_uuid_names() -> None:
 
     def of(salt: str | None, name: str) -> Any:
         prompt = {"multi_modal_uuids": {"frames": name}} | ({} if salt is None else {"cache_salt": salt})
-        return parse_mm_uuids(patches.of_tenant(prompt)["multi_modal_uuids"])
+        return parse_mm_uuids(patches.salt_uuids(prompt)["multi_modal_uuids"])
 
     def ask(value: Any, salt: str | None, name: str = "x", **options: Any) -> Any:
         data = {"frames": [value]}

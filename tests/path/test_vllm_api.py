@@ -23,7 +23,7 @@ from mmkit.testing import vllm_path
 from mmkit.vllm_api import EncDecProcessor, Processor
 from mmkit.vllm_api.compat import IS_NEWER, NEWEST_TESTED
 from mmkit.vllm_api.hooks import check, unknown
-from mmkit.vllm_api.patches import PATCHES, needed
+from mmkit.vllm_api.patches import PATCHES, find_parts_to_patch
 from mmkit.vllm_api.processor import HOOKS
 from tests import ROOT
 from tests.path.plain import ONES, ids, plain, processor, run
@@ -184,7 +184,7 @@ def test_what_is_replaced_is_in_the_table() -> None:
     """In vLLM, and in the contributors' table: as many rows, with all names."""
     processor(plain())
     parts = {f"{owner.__module__}:{owner.__name__}.{name}" if isinstance(owner, type) else f"{owner.__name__}:{name}"
-             for owner, name, _ in needed()}  # fmt: skip
+             for owner, name, _ in find_parts_to_patch()}  # fmt: skip
     assert replaced_parts() == parts
     _, _, section = (ROOT / "CONTRIBUTING.md").read_text().partition("What mmkit replaces in vLLM")
     rows = [line.split("|")[1] for line in section.partition("\n#")[0].splitlines() if line.startswith("| `")]

@@ -16,7 +16,7 @@ from examples.llava_like.cases import Case, draw_picture
 from examples.llava_like.offline import answer
 from examples.llava_like.reference import Reference
 from mmkit import InputError
-from mmkit.vllm_api.patches import TRUST
+from mmkit.vllm_api.admission import TRUST
 from tests.profiles import scaled
 
 IMAGE = 3
