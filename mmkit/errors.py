@@ -1,5 +1,6 @@
-"""One exception family, one message style: where, expected, got, remedy; and the contexts that name
-the part of a spec that an error is about.
+"""One exception family, one message style, and contexts that name what an error is about.
+
+A message says where, expected, got, and a remedy.
 
 Example: ``robot.actions[3]: expected a (6, 3) float32 tensor, got dtype bool. Convert it to
     float32.``
@@ -16,8 +17,10 @@ DISTRIBUTION = "vllm-mmkit"
 
 
 class MmkitError(ValueError):
-    """Base of every error that mmkit raises on purpose. Its arguments are the parts of a message,
-    see `write_message`, or one text that is the whole message.
+    """Base of every error that mmkit raises on purpose.
+
+    Its arguments are the parts of a message, see `write_message`, or one text that is the whole
+    message.
 
     Attributes:
         where: the path of what is wrong, for example ``robot.actions[3]``; empty for an error that
@@ -43,8 +46,9 @@ class MmkitError(ValueError):
 
 
 class SpecError(MmkitError):
-    """A spec that cannot work. mmkit raises it when a spec is declared, or bound to a config and a
-    tokenizer.
+    """A spec that cannot work.
+
+    mmkit raises it when a spec is declared, or bound to a config and a tokenizer.
 
     Attributes:
         others: further errors of the same spec, where it was bound.
@@ -54,13 +58,17 @@ class SpecError(MmkitError):
 
 
 class InputError(MmkitError):
-    """A request that cannot be served. mmkit raises it before the request reaches the engine; it is
-    HTTP status 400 in vLLM's server."""
+    """A request that cannot be served.
+
+    mmkit raises it before the request reaches the engine; it is HTTP status 400 in vLLM's server.
+    """
 
 
 class OptionsError(InputError):
-    """Options of a request (`mm_processor_kwargs`) with which the spec cannot serve it, whatever
-    its items: a caller's mistake, since without them the spec is sound."""
+    """Options of a request (`mm_processor_kwargs`) with which the spec cannot serve it.
+
+    It is a caller's mistake, whatever the items: without the options the spec is sound.
+    """
 
 
 class VllmApiError(MmkitError):
@@ -102,8 +110,10 @@ class ErrorCollector(list[SpecError]):
 
 
 class locate_errors:
-    """Name the part of a spec that a SpecError is about: ``with locate_errors("robot.actions,
-    layout"):``. Any error that is not mmkit's, from a function of the spec, becomes a SpecError.
+    """Name the part of a spec that a SpecError is about.
+
+    Any error that is not mmkit's, from a function of the spec, becomes a SpecError: ``with
+    locate_errors("robot.actions, layout"):``.
 
     The exception stays the same object and gets the name in front, so that its traceback is
     printed once, however many contexts it passes.
@@ -131,8 +141,9 @@ class locate_errors:
 
 
 class convert_errors:
-    """Convert every error of a function that is not mmkit's own, for example one of the spec, into
-    an error of mmkit. MmkitErrors pass through.
+    """Convert the errors of a function, for example one of the spec, into an error of mmkit.
+
+    MmkitErrors pass through.
 
     Args:
         where: what the function belongs to.

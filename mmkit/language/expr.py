@@ -45,8 +45,9 @@ from .vocabulary import AuthorText, fill_template
 
 
 class Expr(Node):
-    """A value that is known later: an operation with its operands. Build expressions from the roots
-    `cfg`, `item`, `fields`, `proc`, `kwargs` and `tok`.
+    """A value that is known later: an operation with its operands.
+
+    Build expressions from the roots `cfg`, `item`, `fields`, `proc`, `kwargs` and `tok`.
 
     Attributes, items and operators record another expression: ``cfg.vision_config.depth``,
     ``cfg.sizes[0]``, ``item.width // 14 + 1``, ``(cfg.n == 2) & (item.width > 9)``.
@@ -68,8 +69,10 @@ class Expr(Node):
         return Expr("[]", (self, key))
 
     def get(self, name: str, default: Value) -> Expr:
-        """Return the attribute or entry of that name, or a default where there is none:
-        ``kwargs.get("size", proc.size)``, ``cfg.vision_config.get("merge_size", 2)``."""
+        """Return the attribute or entry of that name, or a default where there is none.
+
+        ``kwargs.get("size", proc.size)``, ``cfg.vision_config.get("merge_size", 2)``.
+        """
         return _record("get", self, name, default)
 
     def __add__(self, other: Operand) -> Expr:
@@ -252,8 +255,9 @@ class Expr(Node):
 
 
 class Tokenizer:
-    """The root `tok`: the ids of tokens and texts in the model's tokenizer, which are known once a
-    spec is bound.
+    """The root `tok`: the ids of tokens and texts in the model's tokenizer.
+
+    They are known once a spec is bound.
 
     ``tok["<image>"]`` is the id of one token, ``tok.text("some text")`` the ids of a text, and
     ``tok.has("<image>")`` whether the vocabulary has a token. Each takes a template for what
@@ -261,14 +265,15 @@ class Tokenizer:
     """
 
     def __getitem__(self, text: str | Expr | tuple[Any, ...]) -> Expr:
-        """The id of one token of the vocabulary."""
+        """Return the id of one token of the vocabulary."""
         if isinstance(text, tuple):
             return _record("tok[]", *text)
         return _record("tok[]", text)
 
     def text(self, text: str | Expr, *values: Value) -> Expr:
-        """Return the ids of a text, without the special tokens with which the tokenizer surrounds
-        texts.
+        """Return the ids of a text.
+
+        The special tokens with which the tokenizer surrounds texts are left out.
 
         Special tokens that the text spells become these tokens. A value that is a string is encoded
         as plain text, so that no caller writes a special token, unless the config or the processor
@@ -388,8 +393,9 @@ def maximum(*args: Value) -> Expr:
 
 
 def later(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function for arguments that are known later: ``later(best_grid)(item.width,
-    item.height)[0]``; also a decorator.
+    """Return a function for arguments that are known later; also a decorator.
+
+    ``later(best_grid)(item.width, item.height)[0]`` is an expression.
 
     A call with an expression among its arguments is recorded; any other call is made. Unlike the
     result of a plain function of a `Scope`, the result depends on the arguments only, so mmkit
@@ -437,8 +443,11 @@ def _record(op: str, *operands: Any) -> Expr:
 
 
 def _record_pair(op: str, left: Any, right: Any) -> Expr:
-    """Return an expression with an operator; NotImplemented if an operand is no number, so that
-    Python asks the other operand, for example a layout."""
+    """Return an expression with an operator.
+
+    If an operand is no number, return NotImplemented, so that Python asks the other operand, for
+    example a layout.
+    """
     if not isinstance(left, (Expr, int, float)) or not isinstance(right, (Expr, int, float)):
         return NotImplemented  # type: ignore[no-any-return]
     if op in ("*", "+"):
@@ -506,8 +515,9 @@ FUNCTION = "function"
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """What an expression reads: a chain of attributes and constant indices, for example
-    ``fields.grid.shape[0]``, or a plain function.
+    """What an expression reads: a chain of attributes and constant indices, or a plain function.
+
+    ``fields.grid.shape[0]`` is such a chain.
 
     Attributes:
         root: the start of the chain: the name of a root, `LOOP` or `FUNCTION`.
@@ -550,8 +560,10 @@ COUNT = Dependency("item", ("count",), item.count)
 
 
 def _find_chain(value: Expr) -> Dependency | None:
-    """Return what an expression reads if it is one chain or one plain function; None for any other
-    operation."""
+    """Return what an expression reads if it is one chain or one plain function.
+
+    Return None for any other operation.
+    """
     if is_operation(value, "function"):
         return Dependency(FUNCTION, value._args, value)
     start = value
@@ -897,8 +909,10 @@ def _is_mapping(kind: Any) -> bool:
 
 
 def _look_up(holder: Any, name: str) -> Any:
-    """Return the entry of a mapping, or the attribute of anything else; `_MISSING` where there is
-    none."""
+    """Return the entry of a mapping, or the attribute of anything else.
+
+    Return `_MISSING` where there is none.
+    """
     kind: Any = type(holder)
     if _is_mapping(kind):
         return holder.get(name, _MISSING)
@@ -1040,8 +1054,10 @@ def _ask_vocabulary(ask: Question) -> Callable[[Expr], Compiled]:
 
 
 def _is_of_author(value: Any) -> bool:
-    """Return whether the author of a spec, or of a checkpoint, wrote a value: a constant, or one of
-    the config and the processor. Any other text may be a caller's."""
+    """Return whether the author of a spec, or of a checkpoint, wrote a value.
+
+    It is a constant, or one of the config and the processor. Any other text may be a caller's.
+    """
     return all(dependency.root in ("cfg", "proc") for dependency in dependencies(value))
 
 

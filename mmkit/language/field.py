@@ -1,5 +1,6 @@
-"""Processing and fields: how canonical items become tensors, and how these split into items, as in
-vLLM's multimodal field configs.
+"""Processing and fields: how canonical items become tensors, and these split into items.
+
+Fields are those of vLLM's multimodal field configs.
 
 A field may state the shape and dtype of one item's part. mmkit then checks the result of `process`
 and never casts it. An expression, not `process`, computes a derived field.
@@ -126,8 +127,9 @@ class Field(Part):
         return [self.derive(item_scope) for item_scope in scopes]
 
     def split(self, data: Any, scopes: Sequence[Scope]) -> list[Any]:
-        """Split a processed tensor, or list of tensors, as `process` returned it, into one part per
-        item. Each item has a scope.
+        """Split a processed tensor, or list of tensors, into one part per item.
+
+        The data is as `process` returned it. Each item has a scope.
 
         Raises:
             SpecError: the data does not hold as many items, or the sizes of the items do not add up
@@ -136,8 +138,10 @@ class Field(Part):
         raise NotImplementedError
 
     def split_each(self, parts: Sequence[Any], scopes: Sequence[Scope]) -> list[Any]:
-        """Check a field that `process` returned in one part per item already, as `split` checks
-        one tensor of all items."""
+        """Check a field that `process` returned in one part per item already.
+
+        `split` checks one tensor of all items in the same way.
+        """
         return list(parts)
 
     def batch(self, parts: Sequence[Any]) -> Any:
@@ -211,9 +215,10 @@ class Derived(Batched):
 
 
 class Flat(Field):
-    """Items follow one another along `dim` of one tensor, for ``dim=0`` the rows of a tensor (total
-    rows, ...). vLLM pads items that differ in another dimension with zeros; older versions give the
-    model a list of rows.
+    """Items follow one another along `dim` of one tensor.
+
+    For ``dim=0`` these are the rows of a tensor (total rows, ...). vLLM pads items that differ in
+    another dimension with zeros; older versions give the model a list of rows.
 
     Attributes:
         sizes: extent of one item along `dim`: an expression over its `item` facts and its batched
@@ -275,8 +280,10 @@ def _join_rows(parts: Sequence[Any]) -> list[Any]:
 
 
 def _pad_rows(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a batch of rows with different extents, padded with zeros at the end of each
-    dimension."""
+    """Return a batch of rows with different extents.
+
+    Rows are padded with zeros at the end of each dimension.
+    """
     shapes = [row.shape for row in rows]
     extents = [max(extents) for extents in zip(*shapes, strict=True)]
     batch = rows[0].new_zeros((len(rows), *extents))
@@ -287,8 +294,9 @@ def _pad_rows(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class Constant(Field):
-    """A field that `process` does not return: one value for all items, over `cfg`, `proc` and
-    `tok`.
+    """A field that `process` does not return, with one value for all items.
+
+    The value depends on `cfg`, `proc` and `tok`.
 
     Attributes:
         value: the value, or an expression.
@@ -317,8 +325,10 @@ constant = Constant
 
 
 def _as_dense_tensor(value: Any) -> Any:
-    """Return a dense tensor for an array of numbers or a sparse tensor; any other value as it
-    is."""
+    """Return a dense tensor for an array of numbers or a sparse tensor.
+
+    Return any other value as it is.
+    """
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return torch.tensor(value)
     if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
@@ -327,8 +337,10 @@ def _as_dense_tensor(value: Any) -> Any:
 
 
 def _find_extent(data: Any, dim: int) -> int:
-    """Return the extent of a dimension. A value that is no tensor has only a first dimension for
-    vLLM."""
+    """Return the extent of a dimension.
+
+    A value that is no tensor has only a first dimension for vLLM.
+    """
     if isinstance(data, torch.Tensor):
         if not -data.ndim <= dim < data.ndim:
             got = f"shape {tuple(data.shape)}"
@@ -366,15 +378,18 @@ def remove_padding(part: Any, sizes: Sequence[Value], scope: Scope) -> Any:
 
 
 class Identity(Part):
-    """Each item is its own field, or each of its parts the field of that name: the default for a
-    `Tensor` and for a `Record` of tensors."""
+    """Each item is its own field, or each of its parts the field of that name.
+
+    It is the default for a `Tensor` and for a `Record` of tensors.
+    """
 
     _word = "identity"
 
 
 def _as_processor(value: Any) -> Any:
-    """Return an expression for a plain function of a `Scope`; an object that is called like a
-    processor stays as it is.
+    """Return an expression for a plain function of a `Scope`.
+
+    An object that is called like a processor stays as it is.
 
     Raises:
         SpecError: a class, or something that cannot be called.
@@ -409,8 +424,9 @@ def _as_corner(corner: Any) -> tuple[Any, ...]:
 
 
 class HF(Part):
-    """Call a Hugging Face processor, or an object that is called like one, once with all items that
-    vLLM's cache lacks.
+    """Call a Hugging Face processor, or an object that is called like one.
+
+    It is called once with all items that vLLM's cache lacks.
 
     mmkit ignores outputs that are no declared field. Where the processor raises, mmkit refuses the
     request; where it raises on the spec's largest item too, mmkit refuses the spec.

@@ -69,8 +69,10 @@ _CHOICE = 2
 
 
 class Layout(Part):
-    """Base of all layouts. Combine with ``+`` and ``*``; ids on either side of a ``+`` are
-    literal."""
+    """Base of all layouts.
+
+    Combine with ``+`` and ``*``; ids on either side of a ``+`` are literal.
+    """
 
     def __add__(self, other: LayoutLike) -> Layout:
         return _make_sequence([self, layout(other)])
@@ -111,8 +113,10 @@ class Layout(Part):
         return ids
 
     def bind(self, scope: Scope) -> Layout:
-        """Return this layout with everything that depends on `cfg`, `proc` and `tok` only
-        evaluated."""
+        """Return this layout with its static parts evaluated.
+
+        These depend on `cfg`, `proc` and `tok` only.
+        """
         bound: Layout = super().bind(scope)
         if bound.dependencies():
             return bound
@@ -207,8 +211,10 @@ def _make_sequence(layouts: Sequence[Layout]) -> Layout:
 
 
 def literal(*ids: LayoutLike) -> Layout:
-    """Return positions that hold ids and receive no encoder row: ``literal(tok["<img>"],
-    tok["</img>"])``. Ids beside a layout need no `literal`: ``tok["<img>"] + embed(...)``.
+    """Return positions that hold ids and receive no encoder row.
+
+    ``literal(tok["<img>"], tok["</img>"])``. Ids beside a layout need no `literal`: ``tok["<img>"]
+    + embed(...)``.
 
     Args:
         ids: in prompt order: ids, sequences of ids, or expressions or functions of a `Scope` for
@@ -221,8 +227,10 @@ def literal(*ids: LayoutLike) -> Layout:
 
 
 class LiteralIds(Layout):
-    """Literal ids: one id, several ids, or a layout that a function or `where` chooses. What
-    `literal` and `layout` make."""
+    """Literal ids: one id, several ids, or a layout that a function or `where` chooses.
+
+    What `literal` and `layout` make.
+    """
 
     value: Value
 
@@ -253,8 +261,10 @@ class LiteralIds(Layout):
 
 
 def _are_plain_ids(values: list[Any]) -> bool:
-    """Return whether values are ids that need no conversion. A set of types is the fastest check of
-    a long list; `bool` is another type than `int`."""
+    """Return whether values are ids that need no conversion.
+
+    A set of types is the fastest check of a long list; `bool` is another type than `int`.
+    """
     types = {type(value) for value in values}
     return types == {int} and min(values) >= 0
 
@@ -309,8 +319,10 @@ class AnyId(Layout):
 
 
 class Select(Layout):
-    """Ids that are known as a whole, for example those of a text that a processor writes. Some of
-    them receive encoder rows: ``select(tok.text("<img><pad><pad></img>"), embed=tok["<pad>"])``.
+    """Ids that are known as a whole, for example those of a text that a processor writes.
+
+    Some of them receive encoder rows: ``select(tok.text("<img><pad><pad></img>"),
+    embed=tok["<pad>"])``.
 
     Attributes:
         ids: the ids of all positions.
@@ -382,8 +394,10 @@ nothing: Layout = Sequenced(())
 
 
 def _call_body(body: Any) -> Layout:
-    """Return the layout of the current element of an `each`: what the function of that element
-    returns."""
+    """Return the layout of the current element of an `each`.
+
+    It is what the function of that element returns.
+    """
     if isinstance(body, Layout):
         return body
     depth = _num_open_bodies.get()
@@ -534,8 +548,10 @@ Target: TypeAlias = tuple[int, ...]
 
 
 class Update(Part):
-    """One way in which an item's layout gets into the prompt: `replace`, `insert` or
-    `already_expanded`."""
+    """One way in which an item's layout gets into the prompt.
+
+    These are `replace`, `insert` and `already_expanded`.
+    """
 
     def resolve_target(self, scope: Scope) -> Target:
         """Return the ids of the target, in the scope of one item."""
@@ -546,8 +562,10 @@ class Update(Part):
         return ()
 
     def find_anchor(self, prompt: Sequence[int], target: Target) -> int | None:
-        """Return the offset at which the layout is inserted; None for an update that inserts
-        nothing."""
+        """Return the offset at which the layout is inserted.
+
+        Return None for an update that inserts nothing.
+        """
         return None
 
 
@@ -575,8 +593,10 @@ class Replace(Update):
     _word = "replace"
 
     def find_text(self, scope: Scope) -> str | None:
-        """Return the target as a text, without a vocabulary; None where it is no text in that
-        scope."""
+        """Return the target as a text, without a vocabulary.
+
+        Return None where it is no text in that scope.
+        """
         parts: Sequence[Layout] = (self.target,)
         if isinstance(self.target, Sequenced):
             parts = self.target.parts
@@ -599,8 +619,10 @@ class Replace(Update):
 
 
 class AlreadyExpanded(Update):
-    """The caller writes the layouts into the prompt; mmkit recognises, counts and checks them, and
-    expands nothing."""
+    """The caller writes the layouts into the prompt.
+
+    mmkit recognises, counts and checks them, and expands nothing.
+    """
 
     _word = "already_expanded"
 
@@ -651,8 +673,9 @@ class Insert(Update):
 
 
 class EndingWith(Part):
-    """Every prompt ends with these ids, for example ``tok["<sep>"]``. mmkit appends them where the
-    prompt does not end with them already.
+    """Every prompt ends with these ids, for example ``tok["<sep>"]``.
+
+    mmkit appends them where the prompt does not end with them already.
 
     Raises:
         SpecError: a bare string, which could mean one token or a text.
@@ -694,8 +717,10 @@ class ItemTokens:
 
     @cached_property
     def is_embed(self) -> torch.Tensor | None:
-        """Boolean mask (len(ids),); None, as vLLM expects, where every position receives an
-        encoder row."""
+        """Boolean mask (len(ids),) of the positions that receive an encoder row.
+
+        It is None, as vLLM expects, where every position receives one.
+        """
         if self.num_embeds == len(self.mask):
             return None
         return torch.frombuffer(bytearray(self.mask), dtype=torch.bool)
@@ -726,8 +751,9 @@ class ItemTokens:
 
 
 def as_text(ids: Sequence[int]) -> str:
-    """Return ids as a string, one character each: Python finds one string in another in linear
-    time, and has no such search for lists.
+    """Return ids as a string, one character each.
+
+    Python finds one string in another in linear time, and has no such search for lists.
 
     No vocabulary has more ids than there are characters, 1,114,112. Ids of surrogates, which are no
     characters of a text, pass, too.

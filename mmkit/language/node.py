@@ -22,8 +22,9 @@ Stored = TypeVar("Stored", covariant=True)
 
 
 class Converted(Generic[Accepted, Stored]):
-    """The type of a parameter for which an author writes an `Accepted`, and of which the part holds
-    a `Stored`.
+    """The type of a parameter that a part holds in another type than an author writes.
+
+    An author writes an `Accepted`, and the part holds a `Stored`.
 
     Type checkers take the type of an argument from `__set__`, and that of an attribute from
     `__get__`. Signatures and `help()` show the accepted type; see `Node.__init_subclass__`.
@@ -49,8 +50,10 @@ def parameter(converter: Callable[[Any], Any], **options: Any) -> Any:
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field, parameter))
 class Node:
-    """Base of the parts of a declaration. Every subclass is a frozen dataclass, compared and hashed
-    by its fields, expressions included; its `repr` is its source.
+    """Base of the parts of a declaration.
+
+    Every subclass is a frozen dataclass, compared and hashed by its fields, expressions included;
+    its `repr` is its source.
 
     Attributes:
         _word: the word that declares such a part; empty for the name of its class.
@@ -218,8 +221,10 @@ def list_parts(value: Any) -> Iterable[Any]:
 
 
 def build_structure(part: Any) -> Any:
-    """Build plain tuples from a part of a spec. Those of equal declarations are equal, and have
-    equal hashes."""
+    """Build plain tuples from a part of a spec.
+
+    Those of equal declarations are equal, and have equal hashes.
+    """
     if isinstance(part, Mapping):
         return frozenset((name, build_structure(value)) for name, value in part.items())
     if isinstance(part, (Node, list, tuple)):
@@ -233,14 +238,18 @@ def build_structure(part: Any) -> Any:
 
 
 def is_equal_declaration(a: Any, b: Any) -> bool:
-    """Return whether two parts of a spec declare the same; ``==`` between expressions records a
-    comparison of their values."""
+    """Return whether two parts of a spec declare the same.
+
+    ``==`` between expressions records a comparison of their values.
+    """
     return bool(build_structure(a) == build_structure(b))
 
 
 def dependencies(value: Any) -> frozenset[Dependency]:
-    """Return everything that a value or a part of a declaration depends on, as the longest chains:
-    ``dependencies(cfg.a.b + item.width * 2)`` are ``cfg.a.b`` and ``item.width``.
+    """Return everything that a value or a part of a declaration depends on.
+
+    These are the longest chains: ``dependencies(cfg.a.b + item.width * 2)`` are ``cfg.a.b`` and
+    ``item.width``.
     """
     if isinstance(value, Node):
         return value._dependencies

@@ -32,15 +32,19 @@ MAX_CHARACTER_IDS = 8
 
 
 class AuthorText(str):
-    """A text of the author of a spec, as a value of a template: unlike that of a caller, it may
-    spell special tokens."""
+    """A text of the author of a spec, as a value of a template.
+
+    Unlike that of a caller, it may spell special tokens.
+    """
 
     __slots__ = ()
 
 
 class Vocabulary:
-    """Read-only view of a Hugging Face tokenizer: the forms of the root `tok`, with values in place
-    of expressions. ``v["<image>"]`` is an id, ``v.text("some text")`` a list of ids.
+    """Read-only view of a Hugging Face tokenizer.
+
+    It has the forms of the root `tok`, with values in place of expressions: ``v["<image>"]`` is an
+    id, ``v.text("some text")`` a list of ids.
 
     Args:
         tokenizer: anything with `get_vocab`, `encode(text, add_special_tokens=...)` and `decode`.
@@ -70,8 +74,10 @@ class Vocabulary:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids that no ordinary text has: special tokens and other added ones, except those with
-        which the tokenizer surrounds every text."""
+        """Ids that no ordinary text has: special tokens and other added ones.
+
+        Those with which the tokenizer surrounds every text are not among them.
+        """
         ids = set(self._added_ids.values())
         ids.update(getattr(self.tokenizer, "all_special_ids", ()))
         surrounding = self.tokenizer.encode("", add_special_tokens=True)
@@ -90,8 +96,10 @@ class Vocabulary:
 
     @cached_property
     def encodes_unknown(self) -> bool:
-        """Whether the tokenizer encodes texts that it lacks as the unknown token. One that falls
-        back to bytes, of which it knows all, does not."""
+        """Whether the tokenizer encodes texts that it lacks as the unknown token.
+
+        One that falls back to bytes, of which it knows all, does not.
+        """
         # a drawing and a letter that few vocabularies have
         rare = "\N{SNOWMAN}\N{CUNEIFORM SIGN A}"
         return self.unknown_id in self.tokenizer.encode(rare, add_special_tokens=False)
@@ -123,7 +131,7 @@ class Vocabulary:
         return [text for text, token in self._ids.items() if token in tokens]
 
     def __getitem__(self, token: str | tuple[Any, ...]) -> int:
-        """The id of one token, or of one that a template names: ``v["<|image_{}|>", 1]``.
+        """Return the id of one token, or of one that a template names: ``v["<|image_{}|>", 1]``.
 
         Raises:
             SpecError: the vocabulary lacks it.
@@ -153,8 +161,9 @@ class Vocabulary:
     # -- encoding ----------------------------------------------------------------------------------
 
     def text(self, text: str, *values: Any) -> list[int]:
-        """Return the ids of a text, or of a template with its values, without the special tokens
-        with which the tokenizer surrounds texts.
+        """Return the ids of a text, or of a template with its values.
+
+        The special tokens with which the tokenizer surrounds texts are left out.
 
         Special tokens that the text spells become these tokens. A value that is a string is encoded
         as plain text: no special token comes out of it, nor out of it together with what stands
@@ -186,8 +195,10 @@ class Vocabulary:
         return ids
 
     def _cut(self, parts: Sequence[_Part]) -> list[str]:
-        """Cut a filled template inside each special token that has a part in a value: a tokenizer
-        finds a special token in one text only."""
+        """Cut a filled template inside each special token that has a part in a value.
+
+        A tokenizer finds a special token in one text only.
+        """
         text = ""
         value_spans: list[tuple[int, int]] = []
         for part in parts:
@@ -204,15 +215,20 @@ class Vocabulary:
         return [text[start:stop] for start, stop in pairwise(sorted(cuts))]
 
     def _find_special(self, ids: Sequence[int]) -> list[int]:
-        """Find the special tokens among ids, without the unknown token, which stands for other
-        texts, too."""
+        """Find the special tokens among ids.
+
+        The unknown token is left out: it stands for other texts, too.
+        """
         special = self.special_texts.values()
         return [token for token in ids if token in special and token != self.unknown_id]
 
     @cached_property
     def special_texts(self) -> dict[str, int]:
-        """The special tokens by their texts: what the tokenizer marks as special, and added tokens
-        of the form that no ordinary text has. Added words are ordinary."""
+        """The special tokens by their texts.
+
+        These are what the tokenizer marks as special, and added tokens of the form that no ordinary
+        text has. Added words are ordinary.
+        """
         marked = set(getattr(self.tokenizer, "all_special_ids", ()))
         for token, added in getattr(self.tokenizer, "added_tokens_decoder", {}).items():
             if getattr(added, "special", False):
@@ -225,8 +241,10 @@ class Vocabulary:
 
     @cached_property
     def _special_pattern(self) -> re.Pattern[str]:
-        """The pattern that matches, at every position of a text, the longest special token that
-        begins there. The lookahead lets the next match begin inside this one."""
+        """The pattern of the longest special token at every position of a text.
+
+        The lookahead lets the next match begin inside this one.
+        """
         texts = [text for text in self.special_texts if text]
         texts.sort(key=len, reverse=True)
         # nothing matches the empty class
@@ -246,8 +264,10 @@ class Vocabulary:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
     def split_into_pieces(self, ids: Sequence[int]) -> list[tuple[str, int]]:
-        """Split the text of ids into pieces, each with the number of its ids. A piece is one id, or
-        those that make one character together."""
+        """Split the text of ids into pieces, each with the number of its ids.
+
+        A piece is one id, or those that make one character together.
+        """
         pieces: list[tuple[str, int]] = []
         character: list[int] = []  # ids of a part of a character
         for token in ids:
@@ -268,13 +288,17 @@ class Vocabulary:
         return pieces
 
     def _is_whole(self, ids: list[int], text: str) -> bool:
-        """Return whether ids are all ids of a text. The character that stands for what cannot be
-        decoded may be in the text itself."""
+        """Return whether ids are all ids of a text.
+
+        The character that stands for what cannot be decoded may be in the text itself.
+        """
         return _UNDECODED not in text or self._encode_inside(text) == ids
 
     def decode_simple(self, ids: Sequence[int]) -> str | None:
-        """Return the text of ids that are a text each; None where some make a character
-        together."""
+        """Return the text of ids that are a text each.
+
+        Return None where some make a character together.
+        """
         for token in set(ids).difference(self._texts):
             self._decode_id(token)
         text = "".join([self._texts[token] for token in ids])
@@ -283,8 +307,10 @@ class Vocabulary:
         return text
 
     def decode_target(self, target: Sequence[int]) -> str:
-        """Return the text of a target, without the space that the tokenizer writes before every
-        text."""
+        """Return the text of a target.
+
+        The space that the tokenizer writes before every text is left out.
+        """
         text = "".join([piece for piece, _ in self.split_into_pieces(target)])
         if self._begins_with_space:
             return text.removeprefix(" ")
@@ -321,8 +347,10 @@ class Vocabulary:
         return self._texts[token]
 
     def _decode_inside(self, ids: list[int]) -> str:
-        """Return the text of ids inside a text: at the beginning of one, tokenizers remove a
-        space."""
+        """Return the text of ids inside a text.
+
+        At the beginning of one, tokenizers remove a space.
+        """
         lead = self.text("a")
         try:
             before = self.decode(lead)
@@ -354,14 +382,18 @@ class _Part(NamedTuple):
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a value of a template may be a caller's text. A number is none: it spells what
-    the template around it was written for, as in ``<|image_{}|>``."""
+    """Return whether a value of a template may be a caller's text.
+
+    A number is none: it spells what the template around it was written for, as in ``<|image_{}|>``.
+    """
     return isinstance(value, str) and not isinstance(value, AuthorText)
 
 
 def _split_template(template: str, values: Sequence[Any]) -> list[_Part]:
-    """Split a filled template into parts, in order: of the author, and of values that are encoded
-    as plain text. Neighbours of one kind are one part."""
+    """Split a filled template into parts of the author and parts that are encoded as plain text.
+
+    Neighbours of one kind are one part.
+    """
     formatter = Formatter()
     position = 0  # of the next field without a name
     parts: list[_Part] = []
