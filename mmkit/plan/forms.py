@@ -8,7 +8,7 @@ are no danger: vLLM leaves a batched field in a list, and pads a flat one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,18 +60,19 @@ class FieldForms:
                 forms[name] = form
         return forms
 
-    def check(self, processed: Processed, remedy: str) -> None:
+    def check(self, processed: Processed, indices: Sequence[int], remedy: str) -> None:
         """Refuse processed raw items whose fields have another form than those of other requests.
 
         Args:
             processed: the fields of each item; those that an item lacks are not looked at.
+            indices: the position of each item in the request.
             remedy: what a caller may do about it.
 
         Raises:
             InputError: names the first.
         """
         forms = self.get()
-        for index, fields in enumerate(processed):
+        for index, fields in zip(indices, processed, strict=True):
             for name, expected in forms.items():
                 part = fields.get(name)
                 if has_form(part, expected):

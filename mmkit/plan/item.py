@@ -84,5 +84,10 @@ def group_by_modality(items: Iterable[Item]) -> dict[str, list[Item]]:
 def as_taken(items: Sequence[Item]) -> Taken:
     """Return the items of one modality in the form that a plan processes and lays out."""
     first = items[0]
-    values = [item.value for item in items]
-    return Taken(values, first.is_embedding, first.count, first.is_largest)
+    return Taken(
+        values=[item.value for item in items],
+        embeds=first.is_embedding,
+        total=first.count,
+        are_largest=first.is_largest,
+        indices=[item.index for item in items],
+    )

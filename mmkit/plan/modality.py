@@ -138,11 +138,12 @@ class BoundModality:
             return None
         return self.field_processor.make_zeros(taken)
 
-    def check_forms(self, processed: Processed) -> None:
+    def check_forms(self, processed: Processed, indices: Sequence[int] = ()) -> None:
         """Refuse processed raw items whose fields have another form than those of other requests.
 
         Args:
             processed: the fields of each item; those that an item lacks are not looked at.
+            indices: the position of each item in the request; by default they are all items.
 
         Raises:
             InputError: names the first.
@@ -151,7 +152,7 @@ class BoundModality:
         if self.options:
             options = " and ".join(sorted(self.options))
             remedy = f"Leave out those of mm_processor_kwargs that change it: {options}."
-        self.forms.check(processed, remedy)
+        self.forms.check(processed, indices or range(len(processed)), remedy)
 
     def read_fields(self, taken: Taken) -> Processed:
         """Return the processed fields of items as far as their layouts read them.
@@ -182,11 +183,12 @@ class BoundModality:
         if fields is None:
             fields = self.read_fields(taken)
         layouts = []
-        for index, (value, fields_of_item) in enumerate(zip(taken.values, fields, strict=True)):
+        pairs = zip(taken.values, fields, strict=True)
+        for position, (value, fields_of_item) in enumerate(pairs):
             layouts.append(
                 self.lay_out(
                     value,
-                    index,
+                    taken.index_of(position),
                     taken.total,
                     fields_of_item,
                     is_embedding=taken.embeds,
@@ -254,8 +256,9 @@ class BoundModality:
             for layout in self.lay_out_all(taken, may_be_larger=True):
                 caller_ids.append(CallerIds(layout.updates[0].target, layout.caller_ids[0]))
             return caller_ids
-        for index, value in enumerate(taken.values):
-            target = update.resolve_target(self.scopes.make(value, index, None, taken.total))
+        for position, value in enumerate(taken.values):
+            scope = self.scopes.make(value, taken.index_of(position), None, taken.total)
+            target = update.resolve_target(scope)
             ids = target if isinstance(update, Replace) else ()
             caller_ids.append(CallerIds(target, ids))
         return caller_ids

@@ -29,14 +29,19 @@ class Taken(NamedTuple):
         embeds: whether `values` are precomputed embeddings.
         total: number of items of the modality in the request, cached items included.
         are_largest: whether each of them is the largest item of the spec.
-        first: the position of the first of them among those that are processed.
+        indices: the position of each of them among the items of its modality in the request; by
+            default they are all items.
     """
 
     values: Sequence[Any]
     embeds: bool
     total: int
     are_largest: bool = False
-    first: int = 0
+    indices: Sequence[int] = ()
+
+    def index_of(self, position: int) -> int:
+        """Return the index in the request of the item at a position among these."""
+        return self.indices[position] if self.indices else position
 
     @classmethod
     def whole(cls, values: Sequence[Any], *, embeds: bool = False) -> Taken:
@@ -47,7 +52,7 @@ class Taken(NamedTuple):
         """Return these items one by one."""
         batches = []
         for position, value in enumerate(self.values):
-            batches.append(self._replace(values=[value], first=self.first + position))
+            batches.append(self._replace(values=[value], indices=[self.index_of(position)]))
         return batches
 
 
@@ -170,15 +175,15 @@ class ItemParser:
             sizes.append(self.count_rows(dict(zip(self.companions, values, strict=True))))
         return list(rows.split(sizes))
 
-    def check_present(self, values: Sequence[Any], got: str) -> None:
+    def check_present(self, taken: Taken, got: str) -> None:
         """Refuse None in place of an item.
 
         Raises:
             InputError: names the first.
         """
-        for index, value in enumerate(values):
+        for position, value in enumerate(taken.values):
             if value is None:
-                where = f"{self.where}[{index}]"
+                where = f"{self.where}[{taken.index_of(position)}]"
                 raise InputError(where, self.item_type.expected, got, "Send the item itself.")
 
     def check_count(self, count: int, limit: int | None) -> None:

@@ -22,6 +22,7 @@ from ..language.vocabulary import Vocabulary, check_spec_ids, describe_id, read_
 from . import placement, text_targets
 from .guard import PlaceholderGuard
 from .hf_calls import HFCall, call_together
+from .item import Item, as_taken, group_by_modality
 from .memo import Memo
 from .merging import MergedRuns
 from .modality import BoundModality, CallerIds, Environment
@@ -232,7 +233,7 @@ class Plan:
         for name, data_of_modality in data.items():
             modality = self.modalities[name]
             taken = modality.parser.parse(data_of_modality, self.hidden_size)
-            modality.parser.check_present(taken.values, "None")
+            modality.parser.check_present(taken, "None")
             modality.parser.check_count(taken.total, modality.limit)
             if taken.values:
                 batches[name] = taken
@@ -251,8 +252,41 @@ class Plan:
             fields = self._process(batches)
             for name, processed in fields.items():
                 if not batches[name].embeds:
-                    self.modalities[name].check_forms(processed)
+                    self.modalities[name].check_forms(processed, batches[name].indices)
         return fields
+
+    def process_items(self, items: Sequence[Item]) -> None:
+        """Fill in the processed fields of items of a request.
+
+        Errors as for `process`.
+        """
+        groups = group_by_modality(items)
+        fields = self.process({name: as_taken(group) for name, group in groups.items()})
+        for name, group in groups.items():
+            for item, fields_of_item in zip(group, fields[name], strict=True):
+                item.fields = fields_of_item
+
+    def lay_out_items(self, items: Sequence[Item], *, may_be_larger: bool = False) -> None:
+        """Fill in the layouts of processed items of a request.
+
+        Args:
+            items: the items.
+            may_be_larger: whether they may have more encoder rows than the largest item.
+
+        Raises:
+            InputError: see `BoundModality.lay_out`.
+        """
+        with self.blame_options():
+            for item in items:
+                item.layout = self.modalities[item.modality].lay_out(
+                    item.value,
+                    item.index,
+                    item.count,
+                    item.fields,
+                    is_embedding=item.is_embedding,
+                    is_largest=item.is_largest,
+                    may_be_larger=may_be_larger,
+                )
 
     def lay_out(
         self, batches: AllTaken, fields: AllProcessed = EMPTY, *, may_be_larger: bool = False
@@ -470,7 +504,7 @@ class Plan:
         names_by_call: dict[Hashable, dict[HFCall, str]] = {}
         for name, taken in batches.items():
             modality = self._find_modality(name)
-            modality.parser.check_present(taken.values, "None, and no such item in the cache")
+            modality.parser.check_present(taken, "None, and no such item in the cache")
             if not taken.values:
                 continue
             call = modality.field_processor.hf_call

@@ -114,7 +114,7 @@ class FieldProcessor:
                 continue
             for position, (fields, scope) in enumerate(zip(parts, scopes, strict=True)):
                 with locate_errors(step.where):
-                    fields[step.name] = self._derive(step.field, scope, taken.first + position)
+                    fields[step.name] = self._derive(step.field, scope, taken.index_of(position))
         return parts
 
     def call_function(self, values: Sequence[Any]) -> Mapping[str, Any]:
@@ -171,7 +171,7 @@ class FieldProcessor:
         for step in self._steps_to_check:
             with locate_errors(step.where):
                 for position, (fields, scope) in enumerate(zip(parts, scopes, strict=True)):
-                    self._check(step, fields[step.name], scope, taken.first + position)
+                    self._check(step, fields[step.name], scope, taken.index_of(position))
         return parts
 
     # -- the dummy request -------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class FieldProcessor:
         """Return the scope of each item, in which its fields are as far as they are computed."""
         scopes = []
         for position, (value, fields) in enumerate(zip(taken.values, parts, strict=True)):
-            index = taken.first + position
+            index = taken.index_of(position)
             scope = self.scopes.make(value, index, fields, taken.total, for_fields=True)
             scopes.append(scope)
         return scopes
@@ -311,7 +311,7 @@ class FieldProcessor:
         except (SpecError, ValueError):
             # one by one, which tells the item that is refused
             for position, scope in enumerate(scopes):
-                self._derive(field, scope, taken.first + position)
+                self._derive(field, scope, taken.index_of(position))
             raise
 
     def _derive(self, field: Field, scope: Scope, index: int) -> Any:

@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..language.items import select_options
 from ..plan.bind import plan_for_options
 from ..plan.hf_calls import LazyProcessor
-from ..plan.item import Item, as_taken, group_by_modality
+from ..plan.item import Item, group_by_modality
 from ..plan.placement import PlacedPrompt
 from ..plan.plan import Plan
 from .compat import SKIPS_LARGE
@@ -284,11 +284,7 @@ def process_items(plan: Plan, items: Sequence[Item], offloaded: Offloaded | None
     if offloaded is not None:
         offloaded.fill_in_fields(items)
         return
-    groups = group_by_modality(items)
-    fields_by_modality = plan.process({name: as_taken(group) for name, group in groups.items()})
-    for name, group in groups.items():
-        for item, fields in zip(group, fields_by_modality[name], strict=True):
-            item.fields = fields
+    plan.process_items(items)
 
 
 # -- 5: lay out ------------------------------------------------------------------------------------
@@ -302,13 +298,7 @@ def lay_out_items(plan: Plan, items: Sequence[Item], *, may_be_larger: bool = Fa
         items: the items.
         may_be_larger: whether they may have more encoder rows than the largest item of the spec.
     """
-    for name, group in group_by_modality(items).items():
-        modality = plan.modalities[name]
-        fields = [item.fields for item in group]
-        with plan.blame_options():
-            layouts = modality.lay_out_all(as_taken(group), fields, may_be_larger=may_be_larger)
-            for item, layout in zip(group, layouts, strict=True):
-                item.layout = layout
+    plan.lay_out_items(items, may_be_larger=may_be_larger)
 
 
 def convert_fields(plan: Plan, items: Sequence[Item], *, send_row_counts: bool) -> None:

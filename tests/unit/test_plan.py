@@ -555,6 +555,18 @@ def test_a_function_that_refuses_a_cached_item_names_it():
     refused(InputError, f"spec.m[1]: expected {expected}", plan.preview, [5, 5], {"m": [torch.ones(2), torch.ones(3)]})
 
 
+def test_an_error_beside_a_cached_item_names_the_item_of_the_request():
+    plan = plan_of(modality(item=FOUR, layout=embed(5) * item.length, fields={"x": batched(shape=(item.length,))}))
+    only_second = Taken([torch.ones(3)], embeds=False, total=2, indices=[1])
+    own = plan.modalities["m"]
+    refused(
+        InputError, "spec.m[1]: expected a …, got None, …", plan.process, {"m": only_second._replace(values=[None])}
+    )
+    longer = only_second._replace(values=[torch.ones(5)])
+    with pytest.raises(InputError, match=r"^spec\.m\[1\]: expected at most 4 encoder row"):
+        own.lay_out_all(longer)
+
+
 def test_what_binding_has_learned_holds_with_options():
     """A function that writes to its own memory again is copied."""
     buffer = torch.zeros(1, 2, 2)
