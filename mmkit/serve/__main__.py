@@ -60,9 +60,12 @@ def list_plugins(variable: str | None) -> str:
     names: list[str] = []
     if variable is None:
         for kind in DEFAULT_PLUGIN_KINDS:
-            names.extend(entry.name for entry in entry_points(group=f"vllm.{kind}_plugins"))
+            for entry in entry_points(group=f"vllm.{kind}_plugins"):
+                names.append(entry.name)
     else:
-        names.extend(name for name in variable.split(",") if name)
+        for name in variable.split(","):
+            if name:
+                names.append(name)
     names.append("mmkit")
     return ",".join(dict.fromkeys(names))  # each once
 

@@ -26,7 +26,7 @@ from .decoding import decode_json, make_depth_error, quote, run_in_thread_if_lar
 from .messages import ROUTE_FORMS, Messages, Part
 from .middleware import ServerMiddleware
 from .protocol import Limits, TooLarge
-from .routes import read_body
+from .routes import receive_body
 from .state import ServerState
 from .wire import check_size, count_values
 
@@ -155,7 +155,7 @@ async def check_request(request: Request, path: str, state: ServerState) -> Chec
         TooLarge: as `check_body`; or media with too many pixels.
         ClientDisconnect: the client left.
     """
-    body = bytes(await read_body(request, state.limits))
+    body = bytes(await receive_body(request, state.limits))
     if path in _FILE_ROUTES and _get_content_type(request) in _FILE_TYPES:
         return CheckedRequest(body, {}, state.make_incoming())
     checked = await run_in_thread_if_large(len(body), check_body, path, body, state)

@@ -152,16 +152,16 @@ class Messages:
         if _is_batch(messages):
             for number, conversation in enumerate(messages):
                 self._begin_conversation()
-                messages[number] = self._read_messages(conversation, f"{field}[{number}]")
+                messages[number] = self._walk_messages(conversation, f"{field}[{number}]")
         else:
             self._begin_conversation()
-            body[field] = self._read_messages(messages, field)
+            body[field] = self._walk_messages(messages, field)
 
     def _begin_conversation(self) -> None:
         self._counts.clear()
         self._places.append(defaultdict(list))
 
-    def _read_messages(self, messages: Json, where: str) -> Json:
+    def _walk_messages(self, messages: Json, where: str) -> Json:
         """Return a conversation with references in place of items; what is no list as it is."""
         if not isinstance(messages, list):
             return messages
@@ -170,11 +170,11 @@ class Messages:
                 continue
             place = f"{where}[{number}]"
             if "content" in message:
-                message["content"] = self._read_parts(message["content"], f"{place}.content")
-            self._read_nested(message, place)  # a result of a tool may be no part of a message
+                message["content"] = self._walk_parts(message["content"], f"{place}.content")
+            self._walk_nested(message, place)  # a result of a tool may be no part of a message
         return messages
 
-    def _read_parts(self, parts: Json, where: str, *, nested: bool = False) -> Json:
+    def _walk_parts(self, parts: Json, where: str, *, nested: bool = False) -> Json:
         """Return the parts of a message, or those in a part, with references in place of items."""
         if not isinstance(parts, list):
             return parts
@@ -183,19 +183,19 @@ class Messages:
                 continue
             place = f"{where}[{number}]"
             if not nested:
-                self._read_nested(part, place)
-            reference = self._read_part(part, place)
+                self._walk_nested(part, place)
+            reference = self._convert_part(part, place)
             if reference is not None:
                 parts[number] = reference
         return parts
 
-    def _read_nested(self, part: dict[str, Json], where: str) -> None:
+    def _walk_nested(self, part: dict[str, Json], where: str) -> None:
         """Put references in place of the items in the result of a tool."""
         field = self._form.nested
         if field not in part or "role" in part:
             return
         num_items = self._count_items()
-        part[field] = self._read_parts(part[field], f"{where}.{field}", nested=True)
+        part[field] = self._walk_parts(part[field], f"{where}.{field}", nested=True)
         if self._count_items() != num_items:
             self._is_reordered = True
 
@@ -206,7 +206,7 @@ class Messages:
             count += len(places)
         return count
 
-    def _read_part(self, part: dict[str, Json], where: str) -> dict[str, Json] | None:
+    def _convert_part(self, part: dict[str, Json], where: str) -> dict[str, Json] | None:
         """Return the reference to the item of a part; None for a part that vLLM reads itself."""
         name = part.get("type")
         url = _get_url(part)

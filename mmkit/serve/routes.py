@@ -2,22 +2,23 @@
 
 The path of ``POST /v1/mm/generate``, function by function:
 
-1.  `answers.AnswerMiddleware.handle` refuses it if the server stops, and watches the answer.
+1.  `answers.AnswerMiddleware.handle` refuses the request if the server stops, and counts refusals
+    in its answer.
 2.  `bodies.BodyMiddleware.handle` lets it pass: this route reads its body itself.
-3.  `routes.handle_generate`, the endpoint of the router, calls
-4.  `routes.answer_request`, which turns what comes back, or an error, into a response.
-5.  `routes.read_message` reads the body (`routes.read_body`), checks its size (`wire.check_size`)
-    and decodes it (`decoding.decode_json`) as a `protocol.GenerateRequest`.
-6.  `routes.generate` makes a generation of that message. It asks
-7.  `state.ServerState.resolve_model`, `state.ServerState.find_output`,
-    `engine.Engine.parse_sampling_params` and `engine.Engine.make_sampling_params` for the settings;
-8.  `state.ServerState.make_prompt` for vLLM's prompt: `wire.Decoder.decode_items` decodes the items
-    of each modality, and `engine.Engine.load_media` loads their media;
-9.  `engine.Engine.generate`, which renders the prompt (`engine.Engine.render`, where vLLM calls the
-    processor of mmkit) and sends it to the engine;
-10. `state.Answer.make_choice` for what is new in each output of vLLM, and `state.Answer.make_usage`
-    for the counts of tokens.
-11. `routes.stream_events` sends the events of a stream; else the first event is the answer.
+3.  `routes.handle_generate` is the endpoint of the router.
+4.  `routes.answer_request` makes a response of what the next steps return or raise.
+5.  `routes.receive_message` receives the body (`routes.receive_body`), checks its size
+    (`wire.check_size`) and decodes it (`decoding.decode_json`) as a `protocol.GenerateRequest`.
+6.  `routes.generate` makes the answer to that message, by steps 7 to 11.
+7.  Settings: `state.ServerState.resolve_model`, `state.ServerState.find_output`,
+    `engine.Engine.parse_sampling_params` and `engine.Engine.make_sampling_params`.
+8.  `state.ServerState.make_prompt` makes vLLM's prompt: `wire.Decoder.decode_items` decodes the
+    items of each modality, and `engine.Engine.load_media` loads their media.
+9.  `engine.Engine.generate` renders the prompt (`engine.Engine.render`, in which vLLM calls the
+    processor of mmkit), sends it to the engine, and yields vLLM's outputs.
+10. `state.Answer.make_choice` makes a choice of what is new in an output, and
+    `state.Answer.make_usage` counts the tokens.
+11. `routes.stream_events` sends the events of a stream; without one, the first event is the answer.
 
 An error on this path becomes a refusal in `errors.make_response`.
 """
@@ -261,7 +262,7 @@ async def answer_request(request: Request, route: str, body_type: Any, work: Wor
     try:
         if state is None:
             raise NoSpec
-        message = await read_message(request, body_type, state.limits)
+        message = await receive_message(request, body_type, state.limits)
         answer = await work(message, request, state)
     except ClientDisconnect:
         return Response(status_code=499)  # nobody reads it
@@ -272,7 +273,7 @@ async def answer_request(request: Request, route: str, body_type: Any, work: Wor
     return Response(msgspec.json.encode(answer), media_type=_JSON)
 
 
-async def read_message(request: Request, body_type: Any, limits: Limits) -> Any:
+async def receive_message(request: Request, body_type: Any, limits: Limits) -> Any:
     """Return the decoded body of a request; None where the type of the body is None.
 
     Raises:
@@ -280,13 +281,13 @@ async def read_message(request: Request, body_type: Any, limits: Limits) -> Any:
         TooLarge: it is beyond a limit.
         ClientDisconnect: the client left.
     """
-    body = await read_body(request, limits)
+    body = await receive_body(request, limits)
     if body_type is None:
         return None
     return await run_in_thread_if_large(len(body), parse_message, body_type, body, "body", limits)
 
 
-async def read_body(request: Request, limits: Limits) -> bytearray:
+async def receive_body(request: Request, limits: Limits) -> bytearray:
     """Return the body of a request.
 
     Raises:
