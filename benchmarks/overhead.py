@@ -24,7 +24,7 @@ import typer
 
 from mmkit.generate import Classes
 from mmkit.plan.hf_calls import HFCall
-from mmkit.testing.differences import differences
+from mmkit.testing.differences import find_difference
 
 from . import measure
 from .hand_written import KINDS
@@ -173,7 +173,7 @@ def of_kind(name: str) -> tuple[dict[str, Side], list[Any]]:
         outcomes = [vllm_path.read_outcome(apply(side, request)) for side in sides.values()]
         # their hashes, which the features have too, are their own
         outcomes = [replace(outcome, hashes={}, features={}) for outcome in outcomes]
-        if difference := differences(*outcomes):
+        if difference := find_difference(*outcomes):
             raise RuntimeError(f"{name}: {difference}")
     return sides, requests
 

@@ -17,7 +17,7 @@ from examples.terra.spec import TERRA
 from mmkit import ModelSpec
 from mmkit.plan.encoder_rows import rows_field
 from mmkit.testing import Request, Subject, of_spec, vllm_model, vllm_path
-from mmkit.testing.differences import differences
+from mmkit.testing.differences import find_difference
 from mmkit.testing.strategies import for_each
 from mmkit.training import Processor
 
@@ -68,7 +68,7 @@ def compare(processor: Processor, subject: Subject, prompt: Any, request: Reques
         sent = [{key: part[key] for key in served.fields[name][0]} for part in own]
         same(served.fields[name], sent, f"fields of {name}")
     for name, items in served.items.items():
-        (received,) = vllm_model.batches(items)
+        (received,) = vllm_model.batch_items(items)
         received = {key: value for key, value in received.items() if key != rows_field(name)}
         own = {key: batch[key] for key in received}
         same(received, own, f"what the model receives of {name}")
@@ -82,7 +82,7 @@ def compare(processor: Processor, subject: Subject, prompt: Any, request: Reques
 
 def same(served: Any, processed: Any, where: str) -> None:
     """Refuse what differs, vLLM's first."""
-    assert not (difference := differences(served, processed, where)), difference
+    assert not (difference := find_difference(served, processed, where)), difference
 
 
 def _outcome(run: Callable[[], Any]) -> tuple[Any, str]:

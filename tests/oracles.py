@@ -25,7 +25,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from mmkit import ModelSpec
 from mmkit.testing import ImageSample, vllm_path
-from mmkit.testing.differences import differences as differences_of
+from mmkit.testing.differences import find_difference
 from mmkit.testing.processors import StandIn, load_model_config
 
 FOLDER = Path(os.environ.get("MMKIT_ORACLES", Path(__file__).parent / "data" / "oracles"))
@@ -163,9 +163,9 @@ def _rough(stored: dict[str, Any]) -> dict[str, Any]:
     return {key: Rough(value) if key in ("mean", "std") else value for key, value in stored.items()}
 
 
-def differences(stored: Mapping[str, Any], got: Mapping[str, Any]) -> str | None:
+def compare_results(stored: Mapping[str, Any], got: Mapping[str, Any]) -> str | None:
     """The first difference of a stored result and one of vLLM."""
-    return differences_of(stored, told(got), "stored and got")
+    return find_difference(stored, told(got), "stored and got")
 
 
 def told(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,8 +48,8 @@ def check(
     with needs_vllm():
         import pytest
 
-        from ..testing.plugin import expectations
-    expectations(expected)
+        from ..testing.plugin import read_expected
+    read_expected(expected)
     if samples is not None:
         import_named(samples)
     given = {"examples": examples, "samples": samples, "expected": expected}

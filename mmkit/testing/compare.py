@@ -15,9 +15,10 @@ from typing import Any
 from ..errors import SpecError
 from ..model_spec import ModelSpec
 from . import processors, vllm_path
-from .differences import differences
+from .differences import find_difference
 from .law import Violation
 from .strategies import Request, for_each
+from .subject import Subject
 from .subject import of_spec as subject_of
 
 
@@ -99,57 +100,95 @@ def compare(
     processors.load_general_plugins()
     processors.register_stand_in(processors.read_architectures(model_dir), model_class)
     subject = subject_of(spec, model_dir, **options)
-    plan: Any = subject.plan
-    context = subject.processor.info.ctx
-    reference = processors.make_processor(
-        processors.find_factories(model_class), context.model_config
-    )
+    factories = processors.find_factories(model_class)
+    model_config = subject.processor.info.ctx.model_config
+    reference = processors.make_processor(factories, model_config)
     comparison = Comparison()
 
-    def check(request: Given) -> None:
-        of_class, of_spec = _outcome(reference, request), _outcome(subject.processor, request)
-        comparison.requests += 1
-        if isinstance(of_class, str):
-            comparison.refused += isinstance(of_spec, str)
-            comparison.taken += [] if isinstance(of_spec, str) else [f"{of_class}\n    {request!r}"]
-        elif difference := _difference(of_class, of_spec):
-            sentence = f"{difference}\n    {request!r}"
-            if not any(re.search(pattern, sentence) for pattern in known):
-                raise Violation(sentence)
-            comparison.known += 1
-
-    def drawn(request: Request) -> None:
-        # in canonical form: hand-written classes interpret other forms differently
-        data = {name: [*own.values] for name, own in plan.take(request.data()).items()}
-        texts = [] if context.tokenizer is None else [context.tokenizer.decode(request.prompt)]
-        for prompt in (request.prompt, *texts):
-            check(Given(prompt, data, request.kwargs, dict(request.items)))
+    def compare_drawn(request: Request) -> None:
+        for variant in _list_variants(subject, request):
+            _compare_request(comparison, reference, subject.processor, variant, known)
 
     try:
         for request in given_requests:
-            check(request)
+            _compare_request(comparison, reference, subject.processor, request, known)
         if examples:
-            for_each(subject.requests(), drawn, max_examples=examples, database=None)
+            for_each(subject.requests(), compare_drawn, max_examples=examples, database=None)
     except Violation as error:
         comparison.difference = str(error)
     except SpecError as error:  # with an item or an option that was drawn
-        notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("in the proc")]
-        comparison.difference = "\n    ".join([f"The spec is at fault: {error}", *notes])
+        lines = [f"The spec is at fault: {error}"]
+        for note in getattr(error, "__notes__", ()):
+            if note.startswith("in the proc"):
+                lines.append(note)
+        comparison.difference = "\n    ".join(lines)
     return comparison
 
 
-def _outcome(processor: Any, request: Given) -> vllm_path.Outcome | str:
+def _list_variants(subject: Subject, request: Request) -> list[Given]:
+    """Return a drawn request with its prompt as ids and, where there is a tokenizer, as a text.
+
+    Items are in canonical form: hand-written classes interpret other forms differently.
+    """
+    plan: Any = subject.plan
+    data = {}
+    for name, parsed_items in plan.take(request.data()).items():
+        data[name] = list(parsed_items.values)
+    prompts: list[Any] = [request.prompt]
+    tokenizer = subject.processor.info.ctx.tokenizer
+    if tokenizer is not None:
+        prompts.append(tokenizer.decode(request.prompt))
+    items = dict(request.items)
+    return [Given(prompt, data, request.kwargs, items) for prompt in prompts]
+
+
+def _compare_request(
+    comparison: Comparison,
+    reference: Any,
+    processor: Any,
+    request: Given,
+    known_patterns: Sequence[str],
+) -> None:
+    """Process a request by both processors, and count the result in a comparison.
+
+    Raises:
+        Violation: the results differ, and the difference is not known.
+    """
+    of_class = _run_or_refuse(reference, request)
+    of_spec = _run_or_refuse(processor, request)
+    comparison.requests += 1
+    if isinstance(of_class, str):
+        if isinstance(of_spec, str):
+            comparison.refused += 1
+        else:
+            comparison.taken.append(f"{of_class}\n    {request!r}")
+        return
+    difference = _find_difference(of_class, of_spec)
+    if difference is None:
+        return
+    sentence = f"{difference}\n    {request!r}"
+    if not any(re.search(pattern, sentence) for pattern in known_patterns):
+        raise Violation(sentence)
+    comparison.known += 1
+
+
+def _run_or_refuse(processor: Any, request: Given) -> vllm_path.Outcome | str:
+    """Return the outcome of a request, or the exception with which it is refused, as a text."""
     try:
         return vllm_path.run(processor, request.prompt, request.data, request.kwargs)
     except Exception as error:  # hand-written classes refuse with any exception
         return f"{type(error).__name__}: {error}"
 
 
-def _difference(reference: vllm_path.Outcome, port: vllm_path.Outcome | str) -> str | None:
-    """The first difference of two outcomes, the class's first."""
-    if isinstance(port, str):
-        return f"The class takes what the spec refuses: {port}"
-    kinds = vllm_path.read_field_kinds(reference), vllm_path.read_field_kinds(port)
-    found = differences(replace(reference, hashes={}), replace(port, hashes={}))
-    found = found or differences(*kinds, "field kinds")
-    return found and f"The class and the spec: {found}"
+def _find_difference(of_class: vllm_path.Outcome, of_spec: vllm_path.Outcome | str) -> str | None:
+    """Return the first difference of two outcomes as a sentence; hashes are not compared."""
+    if isinstance(of_spec, str):
+        return f"The class takes what the spec refuses: {of_spec}"
+    difference = find_difference(replace(of_class, hashes={}), replace(of_spec, hashes={}))
+    if difference is None:
+        kinds_of_class = vllm_path.read_field_kinds(of_class)
+        kinds_of_spec = vllm_path.read_field_kinds(of_spec)
+        difference = find_difference(kinds_of_class, kinds_of_spec, "field kinds")
+    if difference is None:
+        return None
+    return f"The class and the spec: {difference}"

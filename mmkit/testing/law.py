@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NoReturn
 
 from hypothesis.errors import Flaky
 
-from .differences import differences
+from .differences import find_difference
 from .strategies import Request
 from .subject import Subject
 
@@ -79,8 +79,16 @@ class Law:
 
 
 def law(**options: Any) -> Callable[[Callable[[Case], Any]], Law]:
-    """A decorator that makes a law of a check, with its name."""
-    return lambda check: Law(check.__name__, check, **options)
+    """Return a decorator that makes a law of a check, under the name of the function.
+
+    Args:
+        options: attributes of `Law`, for example `cost`.
+    """
+
+    def make_law(check: Callable[[Case], Any]) -> Law:
+        return Law(check.__name__, check, **options)
+
+    return make_law
 
 
 @dataclass
@@ -104,16 +112,16 @@ class Case:
     before: str = ""
 
     def draw(self, strategy: Any) -> Any:
-        """A value that Hypothesis chooses."""
+        """Draw a value of a strategy by Hypothesis."""
         return self.data.draw(strategy)
 
     def draw_request(self, **options: Any) -> Request:
-        """A drawn request, which becomes the current one; options of `Subject.requests`."""
+        """Draw a request, which becomes the current one; options of `Subject.requests`."""
         self.request = self.draw(self.subject.requests(**options))
         return self.request
 
     def check(self) -> None:
-        """Check the law. What the code under test raises names the request."""
+        """Check the law; a note on what it raises shows the request."""
         try:
             self.law.check(self)
         except Exception as error:
@@ -122,7 +130,7 @@ class Case:
             raise
 
     def is_of_kit(self, error: BaseException) -> bool:
-        """Whether an exception belongs to the kit, and not to the code under test.
+        """Return whether an exception belongs to the kit, and not to the code under test.
 
         The innermost frame that belongs to either decides. `mmkit.testing` and the check of a law
         belong to the kit. The packages of the classes of the processor (with its info, dummy
@@ -130,36 +138,57 @@ class Case:
         to the code under test: vLLM always, the rest of mmkit where the processor is generated. A
         frame of another library belongs to its caller.
         """
-        processor, code = self.subject.processor, getattr(self.law.check, "__code__", None)
-        parts = [processor, processor.info, processor.dummy_inputs, processor.info.ctx.tokenizer]
-        parts += [getattr(processor, "data_parser", None), self.model]
-        classes = {base for part in parts for base in type(part).__mro__}
-        packages = {cls.__module__.partition(".")[0] for cls in classes} - _NOBODY
-        for frame, _ in reversed([*walk_tb(error.__traceback__)]):
+        check_code = getattr(self.law.check, "__code__", None)
+        packages = self._find_packages_under_test()
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        for frame in reversed(frames):
             module = str(frame.f_globals.get("__name__"))
-            if frame.f_code is code or f"{module}.".startswith(f"{__package__}."):
+            if frame.f_code is check_code or f"{module}.".startswith(f"{__package__}."):
                 return True
-            if module.partition(".")[0] in packages:
+            if _get_package(module) in packages:
                 return False
         return True
 
-    def verdict(self, error: Exception) -> Verdict:
-        """The verdict that an exception is."""
-        # what Hypothesis cannot do twice depends on what the code under test did before
-        of_kit = self.is_of_kit(error) and not isinstance(error, Flaky)
-        # those of Hypothesis about its own function say nothing
-        said = [note for note in getattr(error, "__notes__", ()) if note.startswith("in ")]
-        message = "\n    ".join([f"{self.law.name}: {type(error).__name__}: {error}", *said])
-        return KitError(message) if of_kit else Violation(message)
+    def _find_packages_under_test(self) -> set[str]:
+        """Return the packages of the classes of the processor and of the model."""
+        processor = self.subject.processor
+        parts = [
+            processor,
+            processor.info,
+            processor.dummy_inputs,
+            processor.info.ctx.tokenizer,
+            getattr(processor, "data_parser", None),
+            self.model,
+        ]
+        packages = set()
+        for part in parts:
+            for base in type(part).__mro__:
+                packages.add(_get_package(base.__module__))
+        return packages - _SHARED_PACKAGES
 
-    def attempt(self, call: Callable[..., Any], *given: Any, **options: Any) -> Any:
-        """What a call returns, or a `Refused`, which is false, where the code under test raises.
+    def verdict(self, error: Exception) -> Verdict:
+        """Return the verdict that an exception is: a `KitError` or a `Violation`."""
+        lines = [f"{self.law.name}: {type(error).__name__}: {error}"]
+        for note in getattr(error, "__notes__", ()):
+            if note.startswith("in "):  # notes of Hypothesis are about the kit's own function
+                lines.append(note)
+        message = "\n    ".join(lines)
+        # A check that does not fail twice depends on what the code under test did before.
+        if self.is_of_kit(error) and not isinstance(error, Flaky):
+            return KitError(message)
+        return Violation(message)
+
+    def attempt(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call a function that may refuse its arguments.
+
+        Returns:
+            What the call returns, or a `Refused`, which is false, where the code under test raises.
 
         Raises:
             KitError: the exception belongs to the kit.
         """
         try:
-            return call(*given, **options)
+            return call(*arguments, **options)
         except KitError:
             raise
         except Exception as error:
@@ -179,10 +208,24 @@ class Case:
         request = f"\n    in {self.request!r}{self.before}" if self.request else ""
         raise Violation(f"{self.law.name}: {observation}{request}")
 
-    def same(self, one: Any, other: Any, what: str, where: str = "", **options: Any) -> None:
-        """Fail if two outcomes, or parts of outcomes, differ; `differences` has the options."""
-        if difference := differences(one, other, where, **options):
+    def same(self, first: Any, second: Any, what: str, where: str = "", **options: Any) -> None:
+        """Fail if two outcomes, or parts of outcomes, differ.
+
+        Args:
+            first: an outcome, or a part of one.
+            second: what should be equal to it.
+            what: what the two are, for the message.
+            where: the name of the part, for the message.
+            options: of `find_difference`.
+        """
+        difference = find_difference(first, second, where, **options)
+        if difference:
             self.fail(f"{what}: {difference}")
 
 
-_NOBODY = {"abc", "builtins", "collections", "torch", "typing"}
+# Packages of base classes that everybody uses: a frame of theirs belongs to its caller.
+_SHARED_PACKAGES = {"abc", "builtins", "collections", "torch", "typing"}
+
+
+def _get_package(module: str) -> str:
+    return module.partition(".")[0]

@@ -12,7 +12,7 @@ import pytest
 from ..errors import MmkitError
 from ..importing import import_named
 from ..model_spec import ModelSpec
-from .checks import check_in_test, law_of, marks_of
+from .checks import check_in_test, find_law, list_marks
 from .laws import LAWS
 from .subject import Subject, of_registered, of_spec
 
@@ -26,25 +26,30 @@ class Laws(pytest.File):
     subject: Subject
 
     def collect(self) -> Iterator[Any]:
-        option = self.config.getoption
+        get_option = self.config.getoption
         try:
-            self.subject, known = self._subject(), expectations(option("--mmkit-expected"))
+            self.subject = self._open_subject()
+            expected = read_expected(get_option("--mmkit-expected"))
         except MmkitError as error:
             raise self.CollectError(str(error)) from error
         for law in LAWS.values():
-            if option("--mmkit-load") or not law.needs_model:
-                test = LawTest.from_parent(self, name=law.name)
-                for mark in marks_of(law, known):
-                    test.add_marker(mark)
-                yield test
+            if law.needs_model and not get_option("--mmkit-load"):
+                continue
+            test = LawTest.from_parent(self, name=law.name)
+            for mark in list_marks(law, expected):
+                test.add_marker(mark)
+            yield test
 
-    def _subject(self) -> Subject:
-        option, folder = self.config.getoption, self.path.parent
-        options = {"trust_remote_code": option("--mmkit-trust-remote-code")}
-        if option("--mmkit-samples"):
-            options["samples"] = import_named(option("--mmkit-samples"))()
-        if option("--mmkit") != REGISTERED:
-            return of_spec(import_named(option("--mmkit"), ModelSpec), folder, **options)
+    def _open_subject(self) -> Subject:
+        get_option = self.config.getoption
+        folder = self.path.parent
+        options = {"trust_remote_code": get_option("--mmkit-trust-remote-code")}
+        if get_option("--mmkit-samples"):
+            make_samples = import_named(get_option("--mmkit-samples"))
+            options["samples"] = make_samples()
+        if get_option("--mmkit") != REGISTERED:
+            spec = import_named(get_option("--mmkit"), ModelSpec)
+            return of_spec(spec, folder, **options)
         try:
             return of_registered(folder, **options)
         except Exception as error:
@@ -53,19 +58,20 @@ class Laws(pytest.File):
 
 
 class LawTest(pytest.Item):
-    """A law."""
+    """The test of a law; its parent is a `Laws`."""
 
     def runtest(self) -> None:
-        subject, examples = vars(self.parent)["subject"], self.config.getoption("--mmkit-examples")
-        check_in_test(LAWS[self.name], lambda: subject, examples)
+        laws: Any = self.parent
+        check_in_test(LAWS[self.name], laws.subject, self.config.getoption("--mmkit-examples"))
 
     def reportinfo(self) -> tuple[Path, None, str]:
         return self.path, None, self.name
 
 
-def expectations(file: Path | None) -> dict[str, str]:
-    """The known violations of a TOML file, with a reason or a link for each: lines such as
-    ``independence = "pads to the batch"``.
+def read_expected(file: Path | None) -> dict[str, str]:
+    """Read the known violations from a TOML file, with a reason or a link for each.
+
+    A line is, for example, ``independence = "pads to the batch"``.
 
     Raises:
         MmkitError: the file cannot be read, or has other contents.
@@ -74,11 +80,11 @@ def expectations(file: Path | None) -> dict[str, str]:
         return {}
     expected = 'TOML lines as independence = "a reason or a link"'
     try:
-        known = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+        violations = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise MmkitError(str(file), expected, f"{type(error).__name__}: {error}") from error
-    for name, why in known.items():
-        law_of(name)
-        if not isinstance(why, str) or not why.strip():
-            raise MmkitError(str(file), expected, f"{name} = {why!r}")
-    return known
+    for name, reason in violations.items():
+        find_law(name)
+        if not isinstance(reason, str) or not reason.strip():
+            raise MmkitError(str(file), expected, f"{name} = {reason!r}")
+    return violations

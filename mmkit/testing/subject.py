@@ -84,7 +84,11 @@ class Subject:
     def undrawn(self) -> list[str]:
         """The modalities without a strategy for their items."""
         supported = self.processor.info.get_supported_mm_limits()
-        return [name for name in supported if supported[name] != 0 and name not in self.samples]
+        undrawn = []
+        for name, limit in supported.items():
+            if limit != 0 and name not in self.samples:
+                undrawn.append(name)
+        return undrawn
 
     # -- runs --------------------------------------------------------------------------------------
 
@@ -278,8 +282,12 @@ def _draw_prompt(
             all_targets += update.all_targets
     of_items = in_layouts.union(*all_targets)
 
-    fillers = [token for token in subject.ordinary_ids if token not in of_items]
-    stretches = [[token] for token in fillers or [0]]
+    stretches = []
+    for token in subject.ordinary_ids:
+        if token not in of_items:
+            stretches.append([token])
+    if not stretches:
+        stretches.append([0])
     for token in list(subject.runs.tokens_by_length.values())[:_MAX_RUN_TOKENS]:
         stretches.append([token])
     stretches += _find_partial_targets(targets, all_targets, in_layouts)
@@ -307,11 +315,14 @@ def _find_partial_targets(
     out.
     """
     texts = [as_text(target) for target in all_targets]
-    beginnings = {tuple(target[:-1]) for target in targets if len(target) > 1}
+    beginnings = set()
+    for target in targets:
+        if len(target) > 1:
+            beginnings.add(tuple(target[:-1]))
     partial_targets = []
     for beginning in beginnings:
         text = as_text(beginning)
-        has_target = any(target in text for target in texts)
+        has_target = any(target_text in text for target_text in texts)
         if not has_target and in_layouts.isdisjoint(beginning):
             partial_targets.append(list(beginning))
     return partial_targets

@@ -94,13 +94,17 @@ def _read_update_of_spec(layout: ItemLayout) -> ItemUpdate:
     prefix: list[int] = []
     if is_inserted:
         prefix = list(target)
+    all_targets = []
+    for ids in layout.caller_ids:
+        if ids:
+            all_targets.append(list(ids))
     return ItemUpdate(
         target=list(layout.caller_ids[0]),
         ids=list(layout.tokens.ids),
         mask=tuple(bool(flag) for flag in layout.tokens.mask),
         is_inserted=is_inserted,
         prefix=prefix,
-        all_targets=[list(ids) for ids in layout.caller_ids if ids],
+        all_targets=all_targets,
     )
 
 
@@ -229,17 +233,17 @@ class MostRows(NamedTuple):
     """The most encoder rows of an item.
 
     Attributes:
-        stated: as the processing info states it for scheduling.
-        reached: by the dummy item.
+        scheduled: as the processing info states it.
+        dummy: those of the dummy item.
     """
 
-    stated: int
-    reached: int
+    scheduled: int
+    dummy: int
 
 
 @cache
 def find_most_rows(processor: Any, name: str) -> MostRows:
-    """Return the most encoder rows of an item of a modality, as stated and of the dummy item."""
+    """Return the most encoder rows of an item of a modality."""
     info = processor.info
     seq_len = info.ctx.model_config.max_model_len
     counts = {name: 1}
@@ -252,11 +256,11 @@ def find_most_rows(processor: Any, name: str) -> MostRows:
             result = processor.apply(inputs.prompt, items, inputs.hf_processor_mm_kwargs)
         else:
             result = apply_inputs(processor, inputs)
-    reached = 0
+    dummy = 0
     for item_range in read_outcome(result).ranges.get(name, []):
-        reached += sum(item_range.mask)
-    stated_by_modality = info.get_mm_max_tokens_per_item(seq_len, counts) or {}
-    most_stated = stated_by_modality.get(name)
-    if most_stated is None:
-        most_stated = reached
-    return MostRows(most_stated, reached)
+        dummy += sum(item_range.mask)
+    by_modality = info.get_mm_max_tokens_per_item(seq_len, counts) or {}
+    scheduled = by_modality.get(name)
+    if scheduled is None:
+        scheduled = dummy
+    return MostRows(scheduled, dummy)

@@ -846,7 +846,7 @@ BUGS = [
     Bug("independence", "field_of_the_index", "frames", field_of_the_index,
         r"frames\[\d\] alone and in this request: \['position'\]: values differ"),
     Bug("independence", "options_of_another_modality", "subject", options_of_another_modality,
-        r"(image|video)\[\d\] alone and in this request: \['(pictures|clips)'\]: values differ"),
+        r"(image|video)\[\d\] (alone and in this request: .* values differ|has \d embed positions alone and \d)"),
     Bug("worst_case", "stated_maximum_too_small", STATED, _stated(-1),
         r"(3 rows are stated for series, and the dummy item has 4|1 rows .* for frames, and .* has 2)"),
     Bug("worst_case", "stated_maximum_too_large", STATED, _stated(+1),

@@ -21,7 +21,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, 
 from mmkit import InputError, Modality, ModelSpec, Tensor, batched, between, derived, embed, item, tok
 from mmkit import replace as replaces
 from mmkit.testing import vllm_path
-from mmkit.testing.differences import differences
+from mmkit.testing.differences import find_difference
 from mmkit.vllm_api.exchange import adopt_features, wrap_add_request
 from tests.path.plain import processor
 from tests.path.planted import ID
@@ -138,7 +138,7 @@ class Halves:
             places: dict[str, list[Any]] = {name: [] for name in outcome.features}
             for feature in request.mm_features:
                 places[feature.modality].append(vllm_path.read_fields(feature.modality, feature.data))
-            assert differences(expected.fields, places) is None
+            assert find_difference(expected.fields, places) is None
             assert (outcome.ids, outcome.ranges) == (expected.ids, expected.ranges)
 
     def received(self, request: Any, *, is_async: bool) -> None:

@@ -39,7 +39,7 @@ from mmkit import (
 from mmkit.language.messages import PARTS
 from mmkit.language.names import FORWARD_ARGUMENTS
 from mmkit.testing import processors, vllm_path
-from mmkit.testing.differences import differences
+from mmkit.testing.differences import find_difference
 from mmkit.training.template import detect_content_format
 from mmkit.vllm_api import chat
 from mmkit.vllm_api.compat import find
@@ -364,7 +364,7 @@ def test_a_conversation_has_the_ids_of_a_server(
         event("refused by both")
         return
     event("served and trained on")
-    assert not (difference := differences(expected, got, "chat")), difference
+    assert not (difference := find_difference(expected, got, "chat")), difference
 
 
 def _copied(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

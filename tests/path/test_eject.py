@@ -20,7 +20,7 @@ from mmkit import MmkitError
 from mmkit.cli.commands import app
 from mmkit.cli.eject import eject
 from mmkit.testing import Request, of_spec, vllm_path
-from mmkit.testing.differences import differences
+from mmkit.testing.differences import find_difference
 from mmkit.testing.strategies import for_each
 from tests import ROOT
 from tests.oracles import SYSTEMS
@@ -128,4 +128,4 @@ def test_the_copy_makes_the_same_of_drawn_requests(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", RUN, str(checkpoint)], cwd=tmp_path, env=environment, check=True)
     home, theirs = pickle.loads((tmp_path / "results").read_bytes())
     assert home == "examples.llava_like._mmkit.generated.examples.llava_like.spec.LLAVA_LIKE"
-    assert differences(outcomes, theirs) is None
+    assert find_difference(outcomes, theirs) is None

@@ -39,9 +39,9 @@ from mmkit.testing import (
     vllm_path,
 )
 from mmkit.testing.compare import Given, compare
-from mmkit.testing.differences import differences as differences_of
+from mmkit.testing.differences import find_difference
 from tests import ROOT, hf_law
-from tests.oracles import SYSTEMS, differences, hand_written, processor, replay
+from tests.oracles import SYSTEMS, compare_results, hand_written, processor, replay
 from tests.profiles import scaled
 from tools.lines import code_lines
 
@@ -56,7 +56,7 @@ def test_stored_case(name: str, case: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match=r"^\w+\.(image|video|audio)[^ ]*: expected "):
             replay(name, case)
     else:
-        assert not differences(case["expect"], replay(name, case))
+        assert not compare_results(case["expect"], replay(name, case))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_the_largest_item_has_the_form_of_a_processed_one(name: str, shortened: 
         (processed,) = modality.make_zeros(Taken.whole([item])) or [None]
         if processed is not None:
             known[modality.name] = processed
-            assert not differences_of(
+            assert not find_difference(
                 form(modality.field_processor.process_spec_item(item)), form(processed), "processed and not processed"
             )
     assert known.keys() == shortened

@@ -14,7 +14,7 @@ from mmkit.language.expr import Scope
 from mmkit.language.layout import Layout
 from mmkit.model.sound import get_unsound_items_metric
 from mmkit.testing import Violation, check_law
-from mmkit.testing.vllm_model import loaded_model, merged, rows
+from mmkit.testing.vllm_model import compute_rows, load_model, merge_rows
 from mmkit.testing.vllm_path import run
 from tests.unit.common import refused
 
@@ -116,21 +116,21 @@ def test_rows_of_another_number_do_not_end_a_serving_engine() -> None:
         values = {"series": [torch.ones(3, 2), torch.ones(2, 2)], "frames": [torch.ones(2, 3), torch.zeros(2, 3)]}
         prompt = [ID["<series>"]] * 2 + [ID["<frame>"]] * 2
         outcome = run(subject.processor, prompt, values, {})
-        with loaded_model(subject.processor.info.ctx.model_config) as model:
+        with load_model(subject.processor.info.ctx.model_config) as model:
             for (name, items), (what, spoil) in product(outcome.items.items(), OTHER_ROWS.items()):
                 spoils[:] = [list]
-                right, before = rows(model, items), counted(name)
+                right, before = compute_rows(model, items), counted(name)
                 spoils[:] = [spoil]
                 model.mm_engine.cache_config.num_gpu_blocks = None
                 with pytest.raises(MmkitError, match=f"mixed.{name}, embed_{name}"):
-                    rows(model, items)
+                    compute_rows(model, items)
                 model.mm_engine.cache_config.num_gpu_blocks = 1
-                got = rows(model, items)
+                got = compute_rows(model, items)
                 spoilt = len(right) if what in ("an item too few", "an item too many", "nothing", "one tensor") else 1
                 assert counted(name) == before + spoilt, (name, what)
                 for i, (one, other) in enumerate(zip(got, right, strict=True)):
                     assert torch.equal(one, torch.zeros_like(other) if i < spoilt else other), (name, what, i)
-                assert merged(model, got).isfinite().all()
+                assert merge_rows(model, got).isfinite().all()
 
 
 def test_a_class_that_is_its_own_language_model() -> None:

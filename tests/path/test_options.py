@@ -31,8 +31,8 @@ from mmkit import (
 )
 from mmkit import replace as replaces
 from mmkit.testing import check_law
-from mmkit.testing.differences import differences
-from mmkit.testing.vllm_model import batches
+from mmkit.testing.differences import find_difference
+from mmkit.testing.vllm_model import batch_items
 from mmkit.testing.vllm_path import Caches
 from tests.profiles import scaled
 
@@ -75,7 +75,7 @@ def test_items_of_one_hash_have_one_form_and_one_value() -> None:
         for name, hashes in got.hashes.items():
             for i, item_hash in enumerate(hashes):
                 seen = got.values(name, i), got.mask(name, i)
-                assert differences(known.setdefault(item_hash, seen), seen) is None
+                assert find_difference(known.setdefault(item_hash, seen), seen) is None
 
     holds()
     assert len(known) > 20
@@ -206,7 +206,7 @@ def accepted(instance: Any, request: Any) -> Any:
 def batched_by_vllm(items: list[Any]) -> list[dict[str, Any]]:
     """The fields of items that vLLM batches together, one by one."""
     fields_of: list[dict[str, Any]] = []
-    for group in batches(items):
+    for group in batch_items(items):
         sizes = {key: 1 if key != "rows" else 2 for key in group}
         count = len(group.get("batch", group.get("pixels", group.get("frames_embeds"))))
         for i in range(count):
@@ -236,7 +236,7 @@ def test_whatever_callers_send_their_items_make_one_batch(dtype: str) -> None:
         for items in by_modality.values():
             alone = [batched_by_vllm([own])[0] for own in items]
             together = batched_by_vllm(items)
-            assert differences(alone, together) is None
+            assert find_difference(alone, together) is None
 
     holds()
     assert min(counts.values()) > 20

@@ -45,7 +45,7 @@ from mmkit import (
 from mmkit.plan.bind import plan_for_options
 from mmkit.plan.placement import ItemLayout
 from mmkit.testing import vllm_path
-from mmkit.testing.differences import differences
+from mmkit.testing.differences import find_difference
 from mmkit.vllm_api import admission, patches
 from mmkit.vllm_api.pipeline import Request
 from tests.path.plain import ONES, ids, plain, processor, run
@@ -263,7 +263,7 @@ def test_two_threads_at_once_each_give_what_they_give_alone() -> None:
     meeting = Barrier(2)
     with ThreadPoolExecutor(2) as threads:
         together = [*threads.map(lambda request: run(instance, *request), requests)]
-    assert [differences(*pair) for pair in zip(alone, together, strict=True)] == [None, None]
+    assert [find_difference(*pair) for pair in zip(alone, together, strict=True)] == [None, None]
 
 
 def test_hidden_fields_of_items_that_are_processed_one_by_one() -> None:
@@ -307,7 +307,7 @@ def test_items_that_depend_on_their_number_and_order() -> None:
         expected = run(instance, *sent)
         lengths = [1, 2, 3] if len(order) == 3 else [4] * len(order)
         assert [length for _, length, _ in expected.ranges["frames"]] == lengths
-        assert all(differences(expected, run(instance, *sent, caches=one)) is None for one in (only, pair))
+        assert all(find_difference(expected, run(instance, *sent, caches=one)) is None for one in (only, pair))
         known[len(order)] = expected.hashes["frames"][order.index(1)]
     assert known[1] == known[2] != known[3]
 

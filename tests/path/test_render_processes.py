@@ -20,7 +20,7 @@ from mmkit.plan.parsing import Taken
 from mmkit.rendering import pool as render_processes
 from mmkit.rendering.pool import RenderProcesses
 from mmkit.testing import vllm_path
-from mmkit.testing.differences import differences
+from mmkit.testing.differences import find_difference
 from mmkit.vllm_api import offload
 from tests.path.test_gallery import subject
 from tests.profiles import scaled
@@ -47,7 +47,7 @@ def requests_are_the_same(name):
             sent = {"prompt_token_ids": list(request.prompt), "multi_modal_data": request.data()}
             sent["mm_processor_kwargs"] = dict(request.kwargs)
             here, there = asyncio.run(theirs(sent, here_cache)), asyncio.run(ours(sent, cache=there_cache))
-            assert differences(vllm_path.read_outcome(here), vllm_path.read_outcome(there)) is None
+            assert find_difference(vllm_path.read_outcome(here), vllm_path.read_outcome(there)) is None
 
     processes = RenderProcesses(offload.recipe(processor), 1)
     ours = offload.with_processes(theirs, processes)

@@ -13,7 +13,7 @@ from examples.terra import CHECKPOINT
 from examples.terra.configuration import LlamaActionConfig
 from examples.terra.spec import TERRA
 from mmkit.testing import ImageSample, of_spec, vllm_path
-from mmkit.testing.differences import differences
+from mmkit.testing.differences import find_difference
 from tests import ROOT, hf_law
 from tests.oracles import SYSTEMS
 
@@ -29,7 +29,7 @@ def test_a_checkpoint_that_was_saved_with_its_processor_is_served(tmp_path: Path
     after = of_spec(spec, tmp_path)
     data = {"image": [ImageSample(0, 40, 30).value()]}
     outcomes = [vllm_path.run(one.processor, "look <image>", data) for one in (before, after)]
-    assert not differences(*outcomes)
+    assert not find_difference(*outcomes)
     again = spec.hf_processor_class.from_pretrained(tmp_path)
     assert again.dtype == saved.dtype
     received = again("look <image>", images=data["image"])

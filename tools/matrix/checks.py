@@ -133,7 +133,7 @@ def exceptions() -> Mapping[str, str]:
 def cases() -> Details:
     """The stored results of the hand-written classes, but for those that are wrong, through each
     spec of the gallery."""
-    from tests.oracles import differences, replay
+    from tests.oracles import compare_results, replay
     from tests.path.test_gallery import CASES
 
     outcome = Outcome("cases")
@@ -148,7 +148,7 @@ def cases() -> Details:
                     raise
             else:
                 assert "error" not in case, "taken, and should be refused"
-                differs = differences(case["expect"], got)
+                differs = compare_results(case["expect"], got)
                 assert not differs, differs
     return outcome.told()
 

@@ -8,8 +8,31 @@ law and the limits of its test.
 from __future__ import annotations
 
 from ..law import Law
-from . import huggingface, models, requests
+from .caching import cache
+from .huggingface import positions, reference
+from .items import embeds, identity, worst_case
+from .models import containment, counts, outputs, safety, strangers
+from .refusals import refusal
+from .requests import idempotence, independence, ranges, round_trip, text
 
-_CHECKS = {**vars(requests), **vars(models), **vars(huggingface)}
+_IN_ORDER = (
+    ranges,
+    text,
+    independence,
+    round_trip,
+    idempotence,
+    worst_case,
+    identity,
+    refusal,
+    embeds,
+    cache,
+    counts,
+    safety,
+    containment,
+    strangers,
+    outputs,
+    reference,
+    positions,
+)
 
-LAWS = {law.name: law for law in _CHECKS.values() if isinstance(law, Law)}
+LAWS: dict[str, Law] = {law.name: law for law in _IN_ORDER}
