@@ -1,9 +1,9 @@
-"""``mmkit check``: every reason why a spec cannot be bound to a checkpoint, then the laws that need
-no engine, as tests of pytest.
+"""``mmkit check``: why a spec cannot be bound to a checkpoint, then the laws, as tests of pytest.
 
-The exit status is 1 if the spec cannot be bound or a law failed. pytest reads neither settings of
-this directory nor its `conftest.py`. Refused (`MmkitError`) are a folder, a file or a function that
-cannot be read, and where pytest is missing. `mmkit.testing.plugin` reads `samples` and `expected`.
+It runs the laws that need no engine. The exit status is 1 if the spec cannot be bound or a law
+failed. pytest reads neither settings of this directory nor its `conftest.py`. Refused
+(`MmkitError`) are a folder, a file or a function that cannot be read, and where pytest is missing.
+`mmkit.testing.plugin` reads `samples` and `expected`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typer import Context, Exit, Option
 from ..errors import SpecError
 from ..importing import import_named
 from ..model_spec import ModelSpec
-from .common import Config, Spec, Trust, checkpoint, needs_vllm, open_checkpoint, plural
+from .common import Config, Spec, Trust, count_noun, find_checkpoint, open_checkpoint, require_vllm
 
 Examples = Annotated[int | None, Option(min=1, help="Hypothesis examples per law.")]
 Samples = Annotated[str | None, Option(metavar="FUNCTION", help="Gives strategies for items.")]
@@ -27,7 +27,7 @@ Violations = Annotated[Path | None, Option(metavar="FILE", help="Known ones, as 
 
 
 def check(
-    rest: Context,
+    context: Context,
     spec: Spec,
     config: Config,
     examples: Examples = None,
@@ -35,9 +35,11 @@ def check(
     expected: Violations = None,
     trust_remote_code: Trust = False,
 ) -> None:
-    """Bind a spec to a checkpoint and check the laws that need no engine, each as a test. The spec
-    may be `registered`: what vLLM has. Further options are pytest's: -k cache, -n 4, --lf."""
-    path = checkpoint(config)
+    """Bind a spec to a checkpoint and check the laws that need no engine, each as a test.
+
+    The spec may be `registered`: what vLLM has. Further options are pytest's: -k cache, -n 4, --lf.
+    """
+    path = find_checkpoint(config)
     if spec != "registered":
         declared = import_named(spec, ModelSpec)
         try:
@@ -45,28 +47,38 @@ def check(
         except SpecError as error:
             _print_reasons(declared.name, error)
             raise Exit(1) from error
-    with needs_vllm():
+    with require_vllm():
         import pytest
 
         from ..testing.plugin import read_expected
     read_expected(expected)
     if samples is not None:
         import_named(samples)
-    given = {"examples": examples, "samples": samples, "expected": expected}
-    options = [f"--mmkit-{name}={value}" for name, value in given.items() if value is not None]
-    options += ["--mmkit-trust-remote-code"] * trust_remote_code
-    alone = ("-c", os.devnull, "--rootdir", os.getcwd(), "--noconftest")
-    told = ("-v", "-rs", "--no-header", "--disable-warnings")
-    asked = ("--mmkit", spec, "--mmkit-model", str(path), *options)
-    raise Exit(int(pytest.main([*asked, *alone, *told, *rest.args])))
+    arguments = ["--mmkit", spec, "--mmkit-model", str(path)]
+    options = {"examples": examples, "samples": samples, "expected": expected}
+    for name, value in options.items():
+        if value is not None:
+            arguments.append(f"--mmkit-{name}={value}")
+    if trust_remote_code:
+        arguments.append("--mmkit-trust-remote-code")
+    arguments += ["-c", os.devnull, "--rootdir", os.getcwd(), "--noconftest"]
+    arguments += ["-v", "-rs", "--no-header", "--disable-warnings"]
+    arguments += context.args
+    raise Exit(int(pytest.main(arguments)))
 
 
 def _print_reasons(name: str, error: SpecError) -> None:
-    """Print why a spec cannot be bound: one sentence for each part of each modality that cannot, in
-    the order of the declaration."""
+    """Print why a spec cannot be bound.
+
+    There is one sentence for each part of each modality that cannot, in the order of the
+    declaration.
+    """
     console = Console(highlight=False)
-    reasons = dict.fromkeys(map(str, (error, *error.others)))
+    reasons = [str(error)]
+    for further in error.others:
+        if str(further) not in reasons:
+            reasons.append(str(further))
     for reason in reasons:
         console.print(Text.assemble(("✗ ", "bold red"), reason))
-    count = plural(len(reasons), "error")
+    count = count_noun(len(reasons), "error")
     console.print(Text(f"\n{name}: {count}, it cannot be bound."))

@@ -7,7 +7,7 @@ from typer.core import TyperGroup
 
 from ..errors import MmkitError
 from .check import check
-from .common import quiet
+from .common import silence_logs
 from .compare import compare
 from .doctor import doctor
 from .eject import eject
@@ -16,10 +16,11 @@ from .show import show
 
 
 class OneSentence(TyperGroup):
-    """Subcommands whose output is mmkit's alone; a refusal is one sentence and exit status 2."""
+    """Subcommands that print nothing of other libraries; a refusal is one sentence and status 2."""
 
     def invoke(self, ctx: Any) -> Any:
-        quiet()
+        """Run a subcommand."""
+        silence_logs()
         try:
             return super().invoke(ctx)
         except MmkitError as error:

@@ -1,5 +1,7 @@
-"""Common code of the subcommands: a checkpoint, the spec that is bound to it, and the items of a
-request."""
+"""Common code of the subcommands.
+
+A checkpoint, the spec that is bound to it, and the items of a request.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,15 +30,23 @@ Config = Annotated[Path, FOLDER]
 Trust = Annotated[bool, Option("--trust-remote-code", help="Run code that the checkpoint brings.")]
 
 
-def shipped(path: str) -> Path:
-    """A file of the repository that the wheel holds as well: see pyproject.toml."""
+_UNTRUSTED = (
+    "The checkpoint's own code was not run: --trust-remote-code runs it. If it is your own "
+    'package, "pip install -e ." makes its plugin known to vLLM and transformers.'
+)
+
+
+def find_shipped(path: str) -> Path:
+    """Return a file of the repository that the wheel holds as well: see pyproject.toml."""
     cli = Path(__file__).parent
-    own = cli / "shipped" / path
-    return own if own.exists() else cli.parents[1] / path
+    in_wheel = cli / "shipped" / path
+    if in_wheel.exists():
+        return in_wheel
+    return cli.parents[1] / path
 
 
-def checkpoint(folder: str | Path, option: str = "--config") -> Path:
-    """The folder with a config.json that an option names.
+def find_checkpoint(folder: str | Path, option: str = "--config") -> Path:
+    """Return the folder with a config.json that an option names.
 
     Raises:
         MmkitError: there is no such folder, or it has no config.json.
@@ -44,16 +54,20 @@ def checkpoint(folder: str | Path, option: str = "--config") -> Path:
     path = Path(folder)
     if (path / "config.json").is_file():
         return path
-    got = "a file" if path.exists() else "no such folder"
     if path.is_dir():
         got = "a folder without one"
+    elif path.exists():
+        got = "a file"
+    else:
+        got = "no such folder"
     remedy = "Give the folder of a checkpoint."
     raise MmkitError(f"{option} {folder}", "a folder with a config.json", got, remedy)
 
 
 def open_checkpoint(spec: ModelSpec, folder: str | Path, *, trust_remote_code: bool = False) -> Any:
-    """A spec, bound to what vLLM reads of a checkpoint: config, tokenizer and processor files; no
-    weights are needed.
+    """Bind a spec to what vLLM reads of a checkpoint.
+
+    It reads config, tokenizer and processor files; no weights are needed.
 
     Args:
         spec: the declaration.
@@ -68,14 +82,17 @@ def open_checkpoint(spec: ModelSpec, folder: str | Path, *, trust_remote_code: b
             checkpoint.
         SpecError: the spec does not fit.
     """
-    path = checkpoint(folder)
-    with needs_vllm():
+    path = find_checkpoint(folder)
+    with require_vllm():
         from ..testing import processors
-    embeds = any(modality.embeds for modality in spec.modalities)
-    options = {"enable_mm_embeds": embeds, "trust_remote_code": trust_remote_code}
-    remedy = "" if trust_remote_code or not _brings_code(path) else _UNTRUSTED
+    takes_embeds = any(modality.embeds for modality in spec.modalities)
+    remedy = ""
+    if _brings_code(path) and not trust_remote_code:
+        remedy = _UNTRUSTED
     try:
-        config = processors.load_config_for_spec(path, **options)
+        config = processors.load_config_for_spec(
+            path, enable_mm_embeds=takes_embeds, trust_remote_code=trust_remote_code
+        )
         return processors.make_processor(spec.classes, config).info  # a processor binds its spec
     except SpecError as error:
         error.args = (f"{error} {remedy}".rstrip(),)
@@ -83,30 +100,26 @@ def open_checkpoint(spec: ModelSpec, folder: str | Path, *, trust_remote_code: b
     except MmkitError:
         raise
     except Exception as error:
-        needs_code = remedy and "trust_remote_code" in str(error)
-        got = "one that needs its own code" if needs_code else reason(error)
+        got = describe_error(error)
+        if remedy and "trust_remote_code" in str(error):
+            got = "one that needs its own code"
         where = f"--config {folder}"
         raise MmkitError(where, "a checkpoint that vLLM can read", got, remedy) from error
 
 
-_UNTRUSTED = (
-    "The checkpoint's own code was not run: --trust-remote-code runs it. If it is your own "
-    'package, "pip install -e ." makes its plugin known to vLLM and transformers.'
-)
-
-
 def _brings_code(folder: Path) -> bool:
-    """Whether a file of a checkpoint names Python code beside it."""
-    return any(
-        '"auto_map"' in file.read_text(errors="replace") for file in folder.glob("*config.json")
-    )
+    """Return whether a file of a checkpoint names Python code beside it."""
+    for file in folder.glob("*config.json"):
+        if '"auto_map"' in file.read_text(errors="replace"):
+            return True
+    return False
 
 
 # -- items ---------------------------------------------------------------------------------------
 
 
 def parse_items(forms: Iterable[str], plan: Plan) -> dict[str, list[Any]]:
-    """The items of a request, by modality; see `parse_item`."""
+    """Return the items of a request, by modality; see `parse_item`."""
     data: dict[str, list[Any]] = {}
     for form in forms:
         name, value = parse_item(form, plan)
@@ -115,7 +128,7 @@ def parse_items(forms: Iterable[str], plan: Plan) -> dict[str, list[Any]]:
 
 
 def parse_item(form: str, plan: Plan) -> tuple[str, Any]:
-    """The modality and the item that ``modality=FORM`` means.
+    """Return the modality and the item that ``modality=FORM`` means.
 
     FORM is ``zeros`` (the smallest item), sizes as ``9x4`` (the shape of a tensor, width x height
     of an image, frames x width x height of a video, samples of audio, characters of a text), JSON
@@ -125,28 +138,36 @@ def parse_item(form: str, plan: Plan) -> tuple[str, Any]:
         MmkitError: another form, an unknown modality, or JSON or a file that cannot be read.
     """
     name, separator, text = form.partition("=")
-    where = f"--item {brief(form, 100)}"
+    where = f"--item {shorten(form, 100)}"
     if not separator or name not in plan.modalities:
         expected = f"modality=FORM with a modality among {', '.join(plan.modalities)}"
         raise MmkitError(where, expected, repr(name))
     kind = plan.modalities[name].item
     if text == "zeros":
-        return name, (kind.small() or kind.candidates())[0]
+        smallest = kind.small() or kind.candidates()
+        return name, smallest[0]
     if re.fullmatch(r"\d+(x\d+)*", text):
-        return name, _of_sizes(kind, tuple(map(int, text.split("x"))), where)
-    suffix, is_json = Path(text).suffix.lower(), text.lstrip().startswith(("{", "["))
-    if not is_json and suffix not in _READERS:
+        sizes = [int(size) for size in text.split("x")]
+        return name, _make_blank(kind, sizes, where)
+    if text.lstrip().startswith(("{", "[")):
+        try:
+            return name, json.loads(text)
+        except ValueError as error:
+            raise MmkitError(where, "JSON", describe_error(error)) from error
+    suffix = Path(text).suffix.lower()
+    if suffix not in _READERS:
         expected = f"zeros, {kind.size_hint}, or a file ({', '.join(_READERS)})"
         raise MmkitError(where, expected, repr(text))
     try:
-        return name, json.loads(text) if is_json else _READERS[suffix](Path(text))
+        return name, _READERS[suffix](Path(text))
     except (OSError, ValueError, TypeError) as error:
-        what = "JSON" if is_json else f"a {suffix} file that can be read"
-        raise MmkitError(where, what, reason(error)) from error
+        expected = f"a {suffix} file that can be read"
+        raise MmkitError(where, expected, describe_error(error)) from error
 
 
-def _of_sizes(kind: ItemType, sizes: tuple[int, ...], where: str) -> Any:
-    count = len(kind.dummy_sizes) or kind.ndim  # those of vLLM's items leave channels out
+def _make_blank(kind: ItemType, sizes: Sequence[int], where: str) -> Any:
+    """Return a blank item of sizes; where vLLM states sizes, they leave channels out."""
+    count = len(kind.dummy_sizes) or kind.ndim
     if kind.parts:
         raise MmkitError(where, kind.size_hint, "sizes")
     if len(sizes) != count:
@@ -156,7 +177,11 @@ def _of_sizes(kind: ItemType, sizes: tuple[int, ...], where: str) -> Any:
     return kind.blank(*sizes)
 
 
-def _read_image(path: Path) -> Any:
+def _load_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _load_image(path: Path) -> Any:
     from PIL import Image as PILImage
 
     return PILImage.open(path).convert("RGB")
@@ -164,27 +189,33 @@ def _read_image(path: Path) -> Any:
 
 _READERS: Mapping[str, Callable[[Path], Any]] = {
     ".npy": np.load,  # which unpickles nothing
-    ".json": lambda path: json.loads(path.read_text(encoding="utf-8")),
-    **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp"), _read_image),
+    ".json": _load_json,
+    ".png": _load_image,
+    ".jpg": _load_image,
+    ".jpeg": _load_image,
+    ".webp": _load_image,
 }
 
 
-# -- what is said ----------------------------------------------------------------------------------
+# -- what is printed -------------------------------------------------------------------------------
 
 
 @contextmanager
-def needs_vllm() -> Iterator[None]:
-    """Say in one sentence that vLLM cannot be imported."""
+def require_vllm() -> Iterator[None]:
+    """Refuse in one sentence where an import in the context fails for want of vLLM."""
     try:
         yield
     except ImportError as error:
-        got, remedy = brief(str(error), 300).rstrip("."), '"mmkit doctor" tells what is wrong.'
+        got = shorten(str(error), 300).rstrip(".")
+        remedy = '"mmkit doctor" tells what is wrong.'
         raise MmkitError("mmkit", "a vLLM that can be imported", got, remedy) from error
 
 
-def quiet() -> None:
-    """Keep the logs of others out of a command's output, and the hub out of reading a folder;
-    unless asked for."""
+def silence_logs() -> None:
+    """Leave the logs of other libraries out of a command's output, and the hub out of reading.
+
+    Environment variables that are set already stay.
+    """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -193,19 +224,23 @@ def quiet() -> None:
     logging.getLogger().addHandler(logging.NullHandler())
 
 
-def reason(error: Exception) -> str:
-    """The text of an exception for the end of a sentence."""
+def describe_error(error: Exception) -> str:
+    """Return the text of an exception for the end of a sentence."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
-    return brief(f"{type(error).__name__}: {error}", 300).rstrip(".")
+    return shorten(f"{type(error).__name__}: {error}", 300).rstrip(".")
 
 
-def brief(text: str, width: int) -> str:
-    """One line of at most so many characters."""
+def shorten(text: str, width: int) -> str:
+    """Return a text as one line of at most so many characters."""
     line = " ".join(text.split())
-    return line if len(line) <= width else f"{line[: width - 1]}…"
+    if len(line) > width:
+        line = line[: width - 1] + "…"
+    return line
 
 
-def plural(count: int, what: str) -> str:
-    """A count with its noun: ``1 row``, ``3 rows``."""
-    return f"{count} {what}{'s' * (count != 1)}"
+def count_noun(count: int, noun: str) -> str:
+    """Return a count with its noun: ``1 row``, ``3 rows``."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}s"

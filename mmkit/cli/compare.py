@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 from rich.text import Text
@@ -21,12 +20,26 @@ from ..errors import MmkitError
 from ..importing import import_named
 from ..model_spec import ModelSpec
 from ..plan.plan import Plan
-from .common import Config, Spec, Trust, checkpoint, open_checkpoint, parse_items, plural, reason
+from .common import (
+    Config,
+    Spec,
+    Trust,
+    count_noun,
+    describe_error,
+    find_checkpoint,
+    open_checkpoint,
+    parse_items,
+)
+
+if TYPE_CHECKING:
+    from ..testing.compare import Comparison, Given
 
 Class = Annotated[str, Option("--class", help="A model class, as package.module:Class.")]
 Requests = Annotated[Path | None, Option(metavar="FILE", help="Further ones, JSON, one per line.")]
 Drawn = Annotated[int, Option(min=0, help="Drawn requests, each as ids and text.")]
-Known = Annotated[list[str] | None, Option(metavar="REGEX", help="Pass over what says this.")]
+Known = Annotated[
+    list[str] | None, Option("--known", metavar="REGEX", help="Pass over what says this.")
+]
 
 
 def compare(
@@ -35,56 +48,78 @@ def compare(
     model_class: Class,
     requests: Requests = None,
     examples: Drawn = 100,
-    known: Known = None,
+    known_differences: Known = None,
     trust_remote_code: Trust = False,
 ) -> None:
     """Compare a spec with the processor of a model class. Exit status 1 if they differ."""
     from ..testing import compare as testing
     from ..testing.processors import find_factories
 
-    for pattern in known or ():
+    patterns = known_differences or []
+    for pattern in patterns:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise MmkitError("--known", "a regular expression", reason(error)) from error
-    declared, model = import_named(spec, ModelSpec), import_named(model_class, type)
+            raise MmkitError("--known", "a regular expression", describe_error(error)) from error
+    declared: ModelSpec = import_named(spec, ModelSpec)
+    model: type = import_named(model_class, type)
     if find_factories(model) is None:
-        where, expected = f"--class {model_class}", "a model class with a processor"
+        where = f"--class {model_class}"
         remedy = "Name the class that MULTIMODAL_REGISTRY.register_processor decorates."
-        raise MmkitError(where, expected, "one without", remedy)
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    stored = []
+        raise MmkitError(where, "a model class with a processor", "one without", remedy)
+    stored_requests: list[testing.Given] = []
     if requests is not None:
-        plan = open_checkpoint(declared, config, **options).plan
-        stored = [testing.Given(*parts) for parts in _stored(requests, plan)]
-    options |= {"examples": examples, "given_requests": stored, "known": known or ()}
-    comparison = testing.compare(declared, checkpoint(config), model, **options)
+        info = open_checkpoint(declared, config, trust_remote_code=trust_remote_code)
+        stored_requests = _load_requests(requests, info.plan)
+    comparison = testing.compare(
+        declared,
+        find_checkpoint(config),
+        model,
+        examples=examples,
+        given_requests=stored_requests,
+        known=patterns,
+        trust_remote_code=trust_remote_code,
+    )
+    _print_comparison(comparison)
+    if comparison.difference:
+        raise Exit(1)
+
+
+def _print_comparison(comparison: Comparison) -> None:
+    """Print the first difference, or how many requests had none."""
     console = Console(highlight=False)
     if comparison.difference:
         console.print(Text.assemble(("✗ ", "bold red"), comparison.difference), soft_wrap=True)
-        raise Exit(1)
-    compared = plural(comparison.requests, "request")
-    both = f", {comparison.refused} of them refused by both" if comparison.refused else ""
-    but = f", but for {plural(comparison.known, 'known difference')}" if comparison.known else ""
-    console.print(Text.assemble(("✓ ", "green"), f"The same of {compared}{both}{but}."))
+        return
+    result = f"The same of {count_noun(comparison.requests, 'request')}"
+    if comparison.refused:
+        result += f", {comparison.refused} of them refused by both"
+    if comparison.known:
+        result += f", but for {count_noun(comparison.known, 'known difference')}"
+    console.print(Text.assemble(("✓ ", "green"), f"{result}."))
     if comparison.taken:
         note = f"The class refuses {len(comparison.taken)} that the spec takes, as: "
         console.print(Text.assemble(("– ", "dim"), note, comparison.taken[0]))
 
 
-def _stored(file: Path, plan: Plan) -> Iterator[tuple[Any, ...]]:
-    """The requests of a file, as the arguments of `mmkit.testing.compare.Given`."""
+def _load_requests(file: Path, plan: Plan) -> list[Given]:
+    """Return the requests of a file, one JSON object a line."""
+    from ..testing.compare import Given
+
     try:
         lines = file.read_text().splitlines()
     except OSError as error:
-        raise MmkitError(f"--requests {file}", "a file", reason(error)) from error
+        raise MmkitError(f"--requests {file}", "a file", describe_error(error)) from error
+    requests: list[Given] = []
     for number, line in enumerate(lines, 1):
         where = f"{file}:{number}"
         try:
-            sent = json.loads(line)
-            prompt, forms = sent["prompt"], sent.get("items", [])
+            entries = json.loads(line)
+            prompt = entries["prompt"]
+            forms = entries.get("items", [])
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             expected = '{"prompt": ..., "items": [...]}'
-            raise MmkitError(where, expected, reason(error)) from error
-        kwargs = sent.get("mm_processor_kwargs", {})
-        yield prompt, parse_items(forms, plan), kwargs, forms, where
+            raise MmkitError(where, expected, describe_error(error)) from error
+        kwargs = entries.get("mm_processor_kwargs", {})
+        requests.append(Given(prompt, parse_items(forms, plan), kwargs, forms, where))
+    return requests

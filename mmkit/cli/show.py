@@ -37,7 +37,16 @@ from ..language.spec import Declaration, Output
 from ..model_spec import ModelSpec
 from ..plan.modality import BoundModality
 from ..plan.plan import Plan, Preview
-from .common import FOLDER, Spec, Trust, brief, open_checkpoint, parse_items, plural, reason
+from .common import (
+    FOLDER,
+    Spec,
+    Trust,
+    count_noun,
+    describe_error,
+    open_checkpoint,
+    parse_items,
+    shorten,
+)
 
 Prompt = Annotated[str | None, Option(help='A text, or token ids as "1,2,3".')]
 Items = Annotated[list[str] | None, Option(metavar="MODALITY=FORM", help="As image=640x480.")]
@@ -80,7 +89,7 @@ def show(
         Path(svg).write_text(picture, encoding="utf-8")
     except OSError as error:
         expected, remedy = "a file that can be written", "Choose another place."
-        raise MmkitError(f"--svg {svg}", expected, reason(error), remedy) from error
+        raise MmkitError(f"--svg {svg}", expected, describe_error(error), remedy) from error
 
 
 def _bound(info: Any, prompt: str | None, forms: Iterable[str]) -> Iterator[RenderableType]:
@@ -93,7 +102,7 @@ def _bound(info: Any, prompt: str | None, forms: Iterable[str]) -> Iterator[Rend
     ids = plan.shortest_prompt(plan.take(data)) if prompt is None else _encoded(plan, prompt)
     with convert_errors(f"{plan.spec.name}.request", "items that the processor takes", InputError):
         preview = plan.preview(ids, data)
-    read = [f"{name} = {brief(repr(value), 80)}" for name, value in _read(plan)]
+    read = [f"{name} = {shorten(repr(value), 80)}" for name, value in _read(plan)]
     model = next(iter(info.get_hf_config().architectures or ()), "")
     yield Text.assemble((plan.spec.name, "bold"), (f"  {model}", "dim"))
     yield from _declared(plan.spec, plan, colours)
@@ -119,8 +128,8 @@ def _declared(
     for name, rows in parts.items():
         table = _table()
         for part, declared, value in rows:
-            values = Text(brief(value, _WIDTH), colours.get(name, ""))
-            table.add_row(Text(part, "dim"), Text(brief(declared, _WIDTH)), values)
+            values = Text(shorten(value, _WIDTH), colours.get(name, ""))
+            table.add_row(Text(part, "dim"), Text(shorten(declared, _WIDTH)), values)
         yield from (Text(), Text(name, f"bold {colours.get(name, '')}"), table)
 
 
@@ -145,7 +154,9 @@ def _of_output(output: Output, plan: Plan | None) -> Iterator[tuple[str, str, st
     tokens, form = "", ""
     if plan:
         bound = plan.outputs[output.name]
-        tokens = f"{plural(bound.num_tokens, 'token')}: {' '.join(folded(map(str, bound.allowed)))}"
+        tokens = (
+            f"{count_noun(bound.num_tokens, 'token')}: {' '.join(folded(map(str, bound.allowed)))}"
+        )
         with suppress(MmkitError):  # of what `decode` reads, as weights, the folder may have none
             form = f"{shape_text(bound.shape)} {bound.dtype}"
     yield "layout", repr(output.layout), tokens
@@ -201,7 +212,7 @@ def _request(
     written = folded(map(text, prompt))
     for name, all_ids, words in (("prompt", prompt, written), ("becomes", ids, expanded)):
         yield Rule(style="dim")
-        yield Text.assemble((name, "bold"), (f"  {plural(len(all_ids), 'token')}", "dim"))
+        yield Text.assemble((name, "bold"), (f"  {count_noun(len(all_ids), 'token')}", "dim"))
         if len(words) > _HEAD + _TAIL:
             words = [*words[:_HEAD], "…", *words[-_TAIL:]]
         yield Padding(Text.from_markup(" ".join(words)), (0, 2))
@@ -219,7 +230,7 @@ def _items(
     for at in preview.placements:
         item = describe(data[at.modality][at.index])
         label = Text(f"{at.modality}[{at.index}] · {item}", colours[at.modality])
-        rows = plural(at.tokens.num_embeds, "row")
+        rows = count_noun(at.tokens.num_embeds, "row")
         own = preview.fields[at.modality][at.index].items()
         tensors = "\n".join(f"{name} {_form(value)}" for name, value in own)
         table.add_row(label, f"prompt[{at.start}:{at.end}], {rows}", Text(tensors, "dim"))
@@ -232,7 +243,7 @@ def describe(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {describe(part)}" for name, part in value.items())
     if isinstance(value, str):
-        return plural(len(value), "character")
+        return count_noun(len(value), "character")
     media = getattr(value, "media", value)
     if hasattr(media, "getbands"):
         return "{}×{}".format(*media.size)
@@ -253,7 +264,7 @@ def _text(tokenizer: Any, token: int) -> str:
     """The text of an id, or its number where it has none that can be read."""
     own = "" if tokenizer is None else tokenizer.convert_ids_to_tokens(token)
     text = str(own).translate(_VISIBLE)
-    return escape(brief(text, 40)) if text and text.isprintable() else str(token)
+    return escape(shorten(text, 40)) if text and text.isprintable() else str(token)
 
 
 _VISIBLE = str.maketrans({"\n": "⏎", "\t": "⇥", "▁": "␣", "Ġ": "␣", "Ċ": "⏎", " ": "␣"})

@@ -101,7 +101,10 @@ from examples.llava_like.spec import LLAVA_LIKE
 processor = testing.of_spec(LLAVA_LIKE, sys.argv[1]).processor
 outcomes = [testing.vllm_path.run(processor, *request) for request in pickle.load(open("requests", "rb"))]
 assert sys.modules["mmkit"] is None
-results = [(o.ids, o.ranges, o.hashes, o.fields) for o in outcomes]
+results = []
+for outcome in outcomes:
+    ranges = {name: [tuple(place) for place in places] for name, places in outcome.ranges.items()}
+    results.append((outcome.ids, ranges, outcome.hashes, outcome.fields))
 pickle.dump((type(processor).__module__, results), open("results", "wb"))
 """
 
