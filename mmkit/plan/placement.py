@@ -99,6 +99,11 @@ class ItemLayout:
         placeholders = [chr(token) for token in self.tokens.embed_ids]
         return frozenset(self.target_texts + placeholders)
 
+    @cached_property
+    def first_leftover_characters(self) -> frozenset[str]:
+        """The first character of each leftover text."""
+        return frozenset(text[0] for text in self.leftover_texts)
+
     def texts_in(self, form: PromptForm) -> list[str]:
         """Return the texts that stand for the item in a prompt, the preferred one first."""
         if form is PromptForm.EXPANDED:
@@ -278,7 +283,7 @@ class Span(NamedTuple):
         return self.start < other.start
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Match:
     """What stands for an item in a prompt."""
 
@@ -395,10 +400,12 @@ class _Search:
         """
         modalities = list(spans)
         first = modalities[0]
+        if len(modalities) == 1:
+            return first
         for modality in modalities[1:]:
             if spans[modality].precedes(spans[first]):
                 first = modality
-        if len(modalities) > 1 and not spans[first].is_anchor:
+        if not spans[first].is_anchor:
             self._check_unambiguous(first, spans, next_index)
         return first
 
@@ -445,8 +452,7 @@ class _Search:
         first_characters = {chr(target[0]) for target in self._reserved}
         for item_layouts in self._layouts.values():
             for layout in set(item_layouts):  # most items of a modality share one
-                for text in layout.leftover_texts:
-                    first_characters.add(text[0])
+                first_characters |= layout.first_leftover_characters
         return any(character in remaining for character in first_characters)
 
     def _check_targets_inside_layouts(self, matches: Sequence[_Match]) -> None:
@@ -458,7 +464,7 @@ class _Search:
         Raises:
             InputError: names the item of the target.
         """
-        if len({match.modality for match in matches}) < 2:
+        if len(self._layouts) < 2:
             return
         num_matched: list[int] | None = None
         for modality, item_layouts in self._layouts.items():
