@@ -79,11 +79,11 @@ def system(
             what = f"{count} render process(es)"
             doors[what] = Doors(oracles.processor(name, checkpoint))
             renderer = doors[what].llm.renderer
-            recipe = offload.recipe(renderer.mm_processor)
+            recipe = offload.make_recipe(renderer.mm_processor)
             processes = stack.enter_context(closing(RenderProcesses(recipe, count)))
             processes.wait()
             theirs = renderer._process_tokens_async
-            renderer._process_tokens_async = offload.with_processes(theirs, processes)
+            renderer._process_tokens_async = offload.wrap_process_tokens(theirs, processes)
             pids[what] = processes.pids
         chats = [message(seed) for seed in range(requests)]
         seconds: dict[str, list[float]] = {what: [] for what in doors}

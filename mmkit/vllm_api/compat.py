@@ -1,4 +1,8 @@
-"""Parts of vLLM whose names and places differ between versions."""
+"""Parts of vLLM whose names and places differ between versions.
+
+A feature of the installed vLLM decides, no version number; each flag names the releases for the
+reader.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +30,15 @@ INSTALLED = f"vLLM {vllm.__version__}"
 """vLLM and its version, as errors name it."""
 
 IS_NEWER = vllm.__version_tuple__[:3] > tuple(map(int, NEWEST_TESTED.split(".")))
-"""Whether this vLLM is newer than the newest that mmkit was tested with; not one that was built
-from source without tags."""
+"""Whether this vLLM is newer than the newest that mmkit was tested with. A vLLM that was built from
+source without tags is not."""
 
 
 def find(*places: str, default: Any = _REQUIRED) -> Any:
-    """The first of some ``module:name`` inside vLLM that there is.
+    """Return the first of several parts of vLLM, each ``module:name``, that the installed vLLM has.
 
     Raises:
-        VllmApiError: none of them, and there is no default.
+        VllmApiError: it has none of them, and there is no default.
     """
     for place in places:
         module, _, name = place.partition(":")
@@ -47,12 +51,15 @@ def find(*places: str, default: Any = _REQUIRED) -> Any:
                 raise
     if default is not _REQUIRED:
         return default
-    expected = " or ".join("{2} in vllm.{0}".format(*place.partition(":")) for place in places)
-    raise VllmApiError(INSTALLED, expected, "none", REMEDY)
+    expected_parts = []
+    for place in places:
+        module, _, name = place.partition(":")
+        expected_parts.append(f"{name} in vllm.{module}")
+    raise VllmApiError(INSTALLED, " or ".join(expected_parts), "none", REMEDY)
 
 
-def _parameters(of: Any) -> list[str]:
-    return list(inspect.signature(of).parameters)
+def _list_parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
 
 
 BaseDummyInputsBuilder = find(
@@ -62,61 +69,74 @@ ProcessorInputs = find(
     "multimodal.processing:ProcessorInputs", "multimodal.profiling:ProcessorInputs"
 )
 RENDERS = find("renderers.base:BaseRenderer._process_tokens", default=None) is not None
-"""Whether vLLM has a renderer that makes the engine's input, by a processor that it has from its
-start."""
+"""Whether vLLM has a renderer that makes the engine's input. The renderer has its processor from
+its start, so that the patches are installed then."""
 
-ITEMS = _parameters(BaseMultiModalProcessor.apply)[2]
-"""The name of a request's items where it comes in parts, up to 0.16: `mm_data` or `mm_items`."""
+ITEMS = _list_parameters(BaseMultiModalProcessor.apply)[2]
+"""The name of the argument with a request's items, where a request comes in parts: `mm_data` or
+`mm_items`. From 0.17 a request comes as one `ProcessorInputs`."""
 
-TAKES_PARTS = "prompt" in _parameters(BaseMultiModalProcessor.apply)
-"""Whether it does, and does not come as one `ProcessorInputs`."""
+TAKES_PARTS = "prompt" in _list_parameters(BaseMultiModalProcessor.apply)
+"""Whether a request comes in parts, as it does up to 0.16."""
 
 INFO_PARSES = hasattr(BaseProcessingInfo, "get_data_parser")
-"""Whether the info parses a caller's data; before 0.16 the processor does."""
+"""Whether the info parses a caller's data, as it does from 0.16; before, the processor does."""
 
 PROMPTS_ARE_IDS = "str" not in str(ProcessorInputs.__annotations__["prompt"])
-"""Whether a processor never sees a text; from 0.29."""
+"""Whether the prompt of a processor is always token ids, as it is from 0.29."""
 
-HOLDS_CACHE = "cache" in _parameters(BaseMultiModalProcessor.__init__)
-"""Whether the processor has the cache; from 0.31 it comes with the request."""
+HOLDS_CACHE = "cache" in _list_parameters(BaseMultiModalProcessor.__init__)
+"""Whether the processor has the cache, as it has up to 0.30; from 0.31 the cache comes with the
+request."""
 
 BUILDER_MAKES_DUMMIES = hasattr(BaseDummyInputsBuilder, "get_dummy_processor_inputs")
-"""Whether the builder makes the largest request; from 0.31 the processor does."""
+"""Whether the dummy inputs builder makes the largest request, as it does up to 0.30; from 0.31 the
+processor does."""
 
 COUNTS_EMBEDS = hasattr(PlaceholderRange, "embeds_cumsum")
-"""Whether embed positions count; before 0.13 the length of a layout does."""
+"""Whether vLLM counts the embed positions of a layout, as it does from 0.13; before, it counts all
+positions."""
 
-KEEPS_ON_CPU = "keep_on_cpu" in _parameters(MultiModalFieldConfig.batched)
-"""Whether a field says itself that it stays on the CPU; before 0.13 the model class does."""
+KEEPS_ON_CPU = "keep_on_cpu" in _list_parameters(MultiModalFieldConfig.batched)
+"""Whether a field says that it stays on the CPU, as it does from 0.13; before, the model class
+does."""
 
 FILES_TELL_DECODING = hasattr(find("multimodal.media:MediaWithBytes", default=None), "io_config")
-"""Whether a file that vLLM loaded tells how it was converted; of others mmkit hashes the pixels."""
+"""Whether a file that vLLM loaded keeps how it was converted, so that its bytes can be hashed; of
+other files mmkit hashes the pixels."""
 
-ELEMENTS_ARE_NAMED = "key" in _parameters(MultiModalFieldElem)
-"""Whether a part of a field names its modality and itself, as in 0.11."""
+ELEMENTS_ARE_NAMED = "key" in _list_parameters(MultiModalFieldElem)
+"""Whether a part of a field has the names of its modality and of the field, as in 0.11."""
 
 TOUCHES = hasattr(MultiModalProcessorOnlyCache, "touch_sender_cache_item")
-"""Whether a request tells the cache which items it must keep; from 0.16."""
+"""Whether a request tells the cache which items it must keep, as it does from 0.16."""
 
 RELEASES = hasattr(MultiModalProcessorOnlyCache, "release_sender_touches")
-"""Whether it also tells when it is done; from 0.31."""
+"""Whether a request also tells the cache that it needs these items no longer, as it does from
+0.31."""
 
 SKIPS_LARGE = hasattr(MultiModalProcessorOnlyCache, "cache_if_fits")
-"""Whether an item that is larger than the cache is served without it; before 0.29 it raises."""
+"""Whether an item that is larger than the cache is served without it, as it is from 0.29; before,
+vLLM raises an error."""
 
 TELLS_MISSES = find("multimodal.cache:MultiModalCacheMissError", default=None) is not None
-"""Whether the engine tells which items it lacks, and the front end forgets them; from 0.28."""
+"""Whether the engine reports the items that it lacks, and the front end forgets them, as they do
+from 0.28."""
 
-_HASHES_BY_ALGORITHM = "algorithm" in _parameters(MultiModalHasher.hash_kwargs)
+_HASHES_BY_ALGORITHM = "algorithm" in _list_parameters(MultiModalHasher.hash_kwargs)
 
 
 def hash_by_vllm(algorithm: str, **values: object) -> str:
-    """vLLM's hash of some values; before 0.28 the environment states the algorithm."""
-    stated = [algorithm] if _HASHES_BY_ALGORITHM else []
-    return str(MultiModalHasher.hash_kwargs(*stated, **values))
+    """Return vLLM's hash of values; before 0.28 the environment decides the algorithm."""
+    if _HASHES_BY_ALGORITHM:
+        return str(MultiModalHasher.hash_kwargs(algorithm, **values))
+    return str(MultiModalHasher.hash_kwargs(**values))
 
 
 def hasher_algorithm(mm_config: Any) -> str:
-    """The algorithm of vLLM's hashes: of the environment before 0.28, blake3 before 0.15."""
+    """Return the algorithm of vLLM's hashes: before 0.28 the environment has it, before 0.15 it is
+    blake3."""
     algorithm = getattr(mm_config, "mm_hasher_algorithm", None)
-    return str(algorithm or getattr(vllm.envs, "VLLM_MM_HASHER_ALGORITHM", "blake3"))
+    if not algorithm:
+        algorithm = getattr(vllm.envs, "VLLM_MM_HASHER_ALGORITHM", "blake3")
+    return str(algorithm)

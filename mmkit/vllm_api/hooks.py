@@ -12,10 +12,9 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
-from functools import cache, partial
-from itertools import chain
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import vllm
 from vllm.multimodal.processing import BaseMultiModalProcessor
@@ -24,69 +23,120 @@ from ..errors import SpecError, VllmApiError
 from .compat import INSTALLED, REMEDY, ProcessorInputs
 from .exchange import CACHE_METHODS
 
-_OURS = __name__.removesuffix("vllm_api.hooks")
+_OUR_PACKAGE = __name__.removesuffix("vllm_api.hooks")
 
 _CALLERS = (
     "multimodal/processing/*.py",
     "v1/worker/gpu_model_runner.py",
-    *(f"{folder}/**/*.py" for folder in ("multimodal", "renderers", "inputs", "v1", "entrypoints")),
+    "multimodal/**/*.py",
+    "renderers/**/*.py",
+    "inputs/**/*.py",
+    "v1/**/*.py",
+    "entrypoints/**/*.py",
 )
-"""The files in which vLLM calls these methods: first those of the known versions, then all that may
-call them."""
+"""The files in which vLLM calls these methods: first those of the releases that mmkit was tested
+with, then all that may call them."""
+
+
+class _Difference(NamedTuple):
+    """A method of vLLM that is not as mmkit expects it.
+
+    Attributes:
+        method: its class and name.
+        expected: what mmkit expects of it.
+        got: what vLLM has.
+    """
+
+    method: str
+    expected: str
+    got: str
 
 
 def check(classes: Iterable[type]) -> None:
     """Refuse a vLLM without a method that these classes override: the most derived definition of
-    each, with that of vLLM which it replaces.
+    each, with the method of vLLM which it replaces.
 
     Raises:
         VllmApiError: names the methods.
     """
-    differences: dict[str, tuple[str, str]] = {}
+    differences: dict[str, _Difference] = {}
     for cls in classes:
-        ours = [base for base in cls.__mro__ if base.__module__.startswith(_OURS)]
-        theirs = [base for base in cls.__mro__ if base not in ours]
-        definitions = {name: value for one in reversed(ours) for name, value in vars(one).items()}
-        for name, value in definitions.items():
-            if getattr(value, "__override__", False):
-                last = [base for base in theirs if base.__module__.startswith("vllm.")][-1]
-                base = next((base for base in theirs if name in vars(base)), last)
-                if difference := _difference(value, vars(base).get(name)):
-                    differences[f"{base.__name__}.{name}"] = difference
-    if differences:
-        (method, (expected, got)), *others = differences.items()
-        more = f"Different, too: {', '.join(name for name, _ in others)}. " if others else ""
-        raise VllmApiError(f"{INSTALLED}, {method}", expected, got, more + REMEDY)
+        for difference in _find_differences(cls):
+            differences[difference.method] = difference
+    if not differences:
+        return
+    first, *others = differences.values()
+    remedy = REMEDY
+    if others:
+        names = ", ".join(difference.method for difference in others)
+        remedy = f"Different, too: {names}. {REMEDY}"
+    where = f"{INSTALLED}, {first.method}"
+    raise VllmApiError(where, first.expected, first.got, remedy)
 
 
-def _difference(ours: Callable[..., Any], theirs: Any) -> tuple[str, str] | None:
-    """What mmkit expects of vLLM's method, and what there is; None where it is as expected."""
-    own = inspect.signature(ours)
-    arguments = [str(p).split(":")[0].split(" =")[0] for p in own.parameters.values()]
-    listed = ", ".join(arguments[1:])
+def _find_differences(cls: type) -> Iterator[_Difference]:
+    """Yield how vLLM's methods differ from what the overrides of a class expect."""
+    our_bases = [base for base in cls.__mro__ if base.__module__.startswith(_OUR_PACKAGE)]
+    their_bases = [base for base in cls.__mro__ if base not in our_bases]
+    last_of_vllm = [base for base in their_bases if base.__module__.startswith("vllm.")][-1]
+    definitions: dict[str, Any] = {}
+    for base in reversed(our_bases):
+        definitions.update(vars(base))
+    for name, method in definitions.items():
+        if not getattr(method, "__override__", False):
+            continue
+        owner = last_of_vllm
+        for base in their_bases:
+            if name in vars(base):
+                owner = base
+                break
+        difference = _compare(method, vars(owner).get(name), f"{owner.__name__}.{name}")
+        if difference is not None:
+            yield difference
+
+
+def _compare(ours: Callable[..., Any], theirs: Any, method: str) -> _Difference | None:
+    """Return how vLLM's method differs from what mmkit expects; None where it does not."""
+    signature = inspect.signature(ours)
+    arguments = []
+    for parameter in signature.parameters.values():
+        name, _, _ = str(parameter).partition(":")
+        name, _, _ = name.partition(" =")
+        arguments.append(name)
+    expected_arguments = ", ".join(arguments[1:])
     if theirs is None:
-        return f"a method with the arguments ({listed})", "none"
-    given = list(inspect.signature(theirs).parameters)
+        return _Difference(method, f"a method with the arguments ({expected_arguments})", "none")
+    _, *their_arguments = inspect.signature(theirs).parameters
     try:
-        own.bind(None, **dict.fromkeys(given[1:]))
+        signature.bind(None, **dict.fromkeys(their_arguments))
     except TypeError:
-        return f"the arguments ({listed})", f"({', '.join(given[1:])})"
-    return None if _is_called(ours.__name__) else ("a method that vLLM calls", "no call of it")
+        expected = f"the arguments ({expected_arguments})"
+        return _Difference(method, expected, f"({', '.join(their_arguments)})")
+    if not _is_called(ours.__name__):
+        return _Difference(method, "a method that vLLM calls", "no call of it")
+    return None
 
 
 @cache
 def _is_called(name: str) -> bool:
-    """Whether vLLM calls a method anywhere, except by ``super()`` in an override."""
+    """Return whether vLLM calls a method anywhere, except by ``super()`` in an override."""
     call = f".{name}("
-    return any(text.count(call) > text.count(f"super(){call}") for text in _texts())
+    for text in _read_callers():
+        if text.count(call) > text.count(f"super(){call}"):
+            return True
+    return False
 
 
-def _texts() -> Iterator[str]:
+def _read_callers() -> Iterator[str]:
     root = Path(vllm.__file__).parent
-    return (_text(path) for pattern in _CALLERS for path in sorted(root.glob(pattern)))
+    for pattern in _CALLERS:
+        for path in sorted(root.glob(pattern)):
+            yield _read_file(path)
 
 
-_text = cache(partial(Path.read_text, encoding="utf-8"))
+@cache
+def _read_file(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 # -- what mmkit does in vLLM's place ---------------------------------------------------------------
@@ -104,22 +154,29 @@ REQUEST_FIELDS = {
 
 
 def unknown() -> list[str]:
-    """The steps of a request through vLLM's processor, and the options of one, that mmkit does not
-    know: it takes no such step, and only hashes such an option."""
-    theirs = inspect.getsource(sys.modules[BaseMultiModalProcessor.__module__])
-    calls = set(re.findall(r"\bcache\.(\w+)\(", theirs)) - CACHE_METHODS
-    names = {own.name for own in fields(ProcessorInputs)} - REQUEST_FIELDS
-    return sorted([f"cache.{name}()" for name in calls] + [f"the option {n}" for n in names])
+    """Return the steps of a request through vLLM's processor, and the options of a request, that
+    mmkit does not know: it takes no such step, and only hashes such an option."""
+    source = inspect.getsource(sys.modules[BaseMultiModalProcessor.__module__])
+    unknown_methods = set(re.findall(r"\bcache\.(\w+)\(", source)) - CACHE_METHODS
+    unknown_fields = {option.name for option in fields(ProcessorInputs)} - REQUEST_FIELDS
+    unknown_parts = [f"cache.{name}()" for name in unknown_methods]
+    unknown_parts += [f"the option {name}" for name in unknown_fields]
+    return sorted(unknown_parts)
 
 
-_DEAD = {
-    name
-    for name, value in vars(BaseMultiModalProcessor).items()
-    if inspect.isfunction(value) and re.match("_[a-z]", name)
-} - {"_to_mm_items", "_get_data_parser"}
-"""The hooks of vLLM's own `apply`, which nothing calls here; before 0.16 two parse a request."""
+def _find_dead_hooks() -> set[str]:
+    """Return the hooks of vLLM's own `apply`, which nothing calls here."""
+    names: set[str] = set()
+    for name, value in vars(BaseMultiModalProcessor).items():
+        if inspect.isfunction(value) and re.match("_[a-z]", name):
+            names.add(name)
+    # before 0.16 these two parse a request
+    return names - {"_to_mm_items", "_get_data_parser"}
 
-_INSTEAD = {
+
+_DEAD_HOOKS = _find_dead_hooks()
+
+_REPLACEMENTS = {
     "update": "layout= and update= of the modality",
     "fields": "fields= of the modality",
     "hf": "process= of the modality",
@@ -137,9 +194,19 @@ def refuse_dead(cls: type, base: type) -> None:
     Raises:
         SpecError: it has one, itself or from a mixin.
     """
-    above = cls.__mro__[: cls.__mro__.index(base)]
-    own = [vars(one).keys() for one in above if not one.__module__.startswith("vllm.")]
-    for name in sorted(_DEAD.intersection(chain.from_iterable(own))):
-        place = next(place for word, place in _INSTEAD.items() if word in name)
-        where, got = f"{cls.__name__}.{name}", "one that only vLLM's own apply calls"
-        raise SpecError(where, "a method that mmkit calls", got, f"State {place}.")
+    names: set[str] = set()
+    for subclass in cls.__mro__[: cls.__mro__.index(base)]:
+        if not subclass.__module__.startswith("vllm."):
+            names.update(vars(subclass))
+    for name in sorted(_DEAD_HOOKS & names):
+        where = f"{cls.__name__}.{name}"
+        got = "one that only vLLM's own apply calls"
+        remedy = f"State {_find_replacement(name)}."
+        raise SpecError(where, "a method that mmkit calls", got, remedy)
+
+
+def _find_replacement(name: str) -> str:
+    for word, replacement in _REPLACEMENTS.items():
+        if word in name:
+            return replacement
+    raise AssertionError("the last word is in every name")

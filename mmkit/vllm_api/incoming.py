@@ -32,7 +32,9 @@ class TooManyPixels(*_PIXEL_BASES):  # type: ignore[misc]
 
     def __init__(self, error: InputError) -> None:
         Exception.__init__(self, str(error))
-        self.where, self.parameter, self.value = error.where, error.where or None, None
+        self.where = error.where
+        self.parameter = error.where or None
+        self.value = None
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -65,10 +67,12 @@ class Incoming:
         places: Sequence[Places] = (),
         begins_twice: bool = False,
     ) -> None:
-        self._pixels, self._refusal = pixels, refusal
-        self._field, self._places = field, places
+        self._pixels = pixels
+        self._refusal = refusal
+        self._field = field
+        self._places = places
         self.begins_twice = begins_twice
-        self._rendered = 0
+        self._conversation_count = 0
         self._lock = threading.Lock()
 
     def spend_pixels(self, count: int) -> None:
@@ -85,8 +89,9 @@ class Incoming:
 
     def next_conversation(self) -> int:
         """Return the index of the conversation that is rendered next."""
-        self._rendered += 1
-        return self._rendered - 1
+        index = self._conversation_count
+        self._conversation_count += 1
+        return index
 
     def locate(self, error: InputError, spec: str, conversation: int) -> InputError | None:
         """Return an error with the path in the body of what it is about; None for an error that is
@@ -108,8 +113,8 @@ class Incoming:
             paths = self._places[conversation].get(item[1], ())
             number = int(item[2])
             if number < len(paths):
-                rest = error.where.removeprefix(f"{spec}.{item[0]}")
-                return relocate(error, paths[number] + rest)
+                part = error.where.removeprefix(f"{spec}.{item[0]}")
+                return relocate(error, paths[number] + part)
         return relocate(error, self._field)
 
 

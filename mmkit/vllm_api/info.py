@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from typing_extensions import override
 from vllm.multimodal.processing import BaseProcessingInfo
@@ -23,35 +23,53 @@ from . import compat
 from .items import Parser, RequestItems, embeds_size
 
 
+class _Binding(NamedTuple):
+    """A plan, and what its spec was bound to.
+
+    Attributes:
+        bound_to: the arguments of the plan, objects by their ids.
+        plan: keeps these objects alive, so that no other objects get their ids.
+    """
+
+    bound_to: tuple[Any, ...]
+    plan: Plan
+
+
 class ProcessingInfo(BaseProcessingInfo):
     """vLLM's questions about the modalities of a spec; generated classes set `spec`."""
 
     spec: ClassVar[Declaration]
-    _last: ClassVar[tuple[Any, Plan | None]] = None, None
-    """The arguments of the last binding, and its plan, which keeps them alive."""
+    _last_binding: ClassVar[_Binding | None] = None
 
     @cached_property
     def plan(self) -> Plan:
-        """The spec, bound to this model's config and tokenizer: bound once, although vLLM makes a
-        new info for each chat request."""
-        config, kwargs = self.get_hf_config(), self.merged_kwargs({})
+        """The spec, bound to this model's config and tokenizer.
+
+        It is bound once, although vLLM makes a new info for each chat request.
+        """
+        config = self.get_hf_config()
+        kwargs = self.merged_kwargs({})
         tokenizer = self.ctx.tokenizer
         if type(tokenizer) is object:  # what vLLM 0.11 has for none
             tokenizer = None
         model_config = self.ctx.model_config
-        most, dtype = model_config.max_model_len, model_config.dtype
-        bound_to = (*map(id, (self.spec, model_config, config, tokenizer)), kwargs, most, dtype)
-        last, plan = self._last
-        if plan is None or last != bound_to:
+        max_len = model_config.max_model_len
+        dtype = model_config.dtype
+        identities = (id(self.spec), id(model_config), id(config), id(tokenizer))
+        bound_to = (identities, kwargs, max_len, dtype)
+        binding = self._last_binding
+        if binding is None or binding.bound_to != bound_to:
             processor = LazyProcessor(self.get_hf_processor)
-            plan = bind(self.spec, config, tokenizer, processor, kwargs, most, dtype)
-            type(self)._last = bound_to, plan
-        return plan
+            plan = bind(self.spec, config, tokenizer, processor, kwargs, max_len, dtype)
+            # in one assignment: other threads may bind, too
+            binding = type(self)._last_binding = _Binding(bound_to, plan)
+        return binding.plan
 
     @override
     def get_hf_processor(self, **kwargs: object) -> Any:
         ctx = self.ctx
-        if (saved := Path(ctx.model_config.model, "hf_processor")).is_dir():
+        saved = Path(ctx.model_config.model, "hf_processor")
+        if saved.is_dir():
             # by the processor of `mmkit.training`, whose own files nothing here reads
             config = copy(ctx.model_config)
             config.model = str(saved)
@@ -67,7 +85,7 @@ class ProcessingInfo(BaseProcessingInfo):
             raise SpecError("proc", expected, str(error).rstrip("."), remedy) from error
 
     def merged_kwargs(self, kwargs: Mapping[str, object]) -> dict[str, Any]:
-        """The `mm_processor_kwargs` of a request, merged with the server's.
+        """Return the `mm_processor_kwargs` of a request, merged with the server's.
 
         Not as `ctx.get_merged_mm_kwargs` does from 0.31: it drops an option without a scope for all
         modalities where the scope of one has it too, so that `videos_kwargs` would change images.
@@ -91,13 +109,16 @@ class ProcessingInfo(BaseProcessingInfo):
 
         @override
         def get_default_tok_params(self) -> Any:
-            return super().get_default_tok_params().with_kwargs(**self.spec.tokenization_kwargs)
+            params = super().get_default_tok_params()
+            return params.with_kwargs(**self.spec.tokenization_kwargs)
 
     def new_parser(self) -> Parser:
-        """A parser of callers' data."""
+        """Return a parser of callers' data."""
         config = self.ctx.model_config
-        takes_embeds = config.get_multimodal_config().enable_mm_embeds
-        return Parser(self.plan, embeds_size(config) if takes_embeds else None)
+        hidden_size = None
+        if config.get_multimodal_config().enable_mm_embeds:
+            hidden_size = embeds_size(config)
+        return Parser(self.plan, hidden_size)
 
     @override
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
@@ -107,10 +128,15 @@ class ProcessingInfo(BaseProcessingInfo):
     def get_mm_max_tokens_per_item(
         self, seq_len: int, mm_counts: Mapping[str, int]
     ) -> Mapping[str, int] | None:
-        modalities = [m for name, m in self.plan.modalities.items() if mm_counts.get(name)]
-        if not compat.COUNTS_EMBEDS or any(m.needs_hf for m in modalities):
+        if not compat.COUNTS_EMBEDS:
             return None  # vLLM then processes the dummy inputs and counts their tokens
-        return {m.name: m.most_rows for m in modalities}
+        modalities = []
+        for name, modality in self.plan.modalities.items():
+            if mm_counts.get(name):
+                modalities.append(modality)
+        if any(modality.needs_hf for modality in modalities):
+            return None
+        return {modality.name: modality.most_rows for modality in modalities}
 
 
 class DummyInputs(compat.BaseDummyInputsBuilder[ProcessingInfo]):
@@ -127,25 +153,26 @@ class DummyInputs(compat.BaseDummyInputsBuilder[ProcessingInfo]):
     def get_dummy_mm_data(
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None
     ) -> Any:
-        modalities = self.info.plan.modalities
+        data: dict[str, list[Any]] = {}
         with report_as_spec_error():
-            return {
-                name: [modalities[name].largest_item(_sizes(mm_options, name))] * count
-                for name, count in mm_counts.items()
-                if count
-            }
+            for name, count in mm_counts.items():
+                if count:
+                    modality = self.info.plan.modalities[name]
+                    largest_item = modality.largest_item(_read_sizes(mm_options, name))
+                    data[name] = [largest_item] * count
+        return data
 
     def worst(
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any = None
     ) -> tuple[list[int], RequestItems]:
-        """The request with the most tokens: its prompt, and its items."""
-        plan, data = self.info.plan, self.get_dummy_mm_data(seq_len, mm_counts, mm_options)
+        """Return the request with the most tokens: its prompt, and its items."""
+        data = self.get_dummy_mm_data(seq_len, mm_counts, mm_options)
         items = self.info.new_parser().parse_mm_data(data)
-        items.largest = frozenset(name for name in items if not _sizes(mm_options, name))
+        items.largest = frozenset(name for name in items if not _read_sizes(mm_options, name))
         groups = group_by_modality(items.make_items({}))
         batches = {name: as_taken(group) for name, group in groups.items()}
         with report_as_spec_error():
-            return plan.shortest_prompt(batches), items
+            return self.info.plan.shortest_prompt(batches), items
 
     if compat.BUILDER_MAKES_DUMMIES:
 
@@ -156,7 +183,12 @@ class DummyInputs(compat.BaseDummyInputsBuilder[ProcessingInfo]):
             return compat.ProcessorInputs(*self.worst(seq_len, mm_counts, mm_options))
 
 
-def _sizes(options: Any, name: str) -> dict[str, int]:
-    """The sizes that vLLM's `limit_mm_per_prompt` states for the dummy items of a modality."""
-    stated = vars(options[name]) if options and options.get(name) is not None else {}
-    return {key: size for key, size in stated.items() if key != "count" and size is not None}
+def _read_sizes(options: Any, name: str) -> dict[str, int]:
+    """Return the sizes that vLLM's `limit_mm_per_prompt` has for the dummy items of a modality."""
+    if not options or options.get(name) is None:
+        return {}
+    sizes: dict[str, int] = {}
+    for key, size in vars(options[name]).items():
+        if key != "count" and size is not None:
+            sizes[key] = size
+    return sizes

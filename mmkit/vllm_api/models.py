@@ -32,8 +32,11 @@ class UnmarkedModel(SupportsMultiModal):
     """Methods of the interface that it lacks before vLLM 0.15."""
 
     def get_language_model(self) -> Any:
-        """The part that reads the rows: the first one that embeds ids."""
-        return next(child for child in self.children() if hasattr(child, "embed_input_ids"))
+        """Return the part that reads the rows: the first one that embeds ids."""
+        for child in self.children():
+            if hasattr(child, "embed_input_ids"):
+                return child
+        raise LookupError("no part of the model embeds ids")
 
     @contextmanager
     def _unmarked(self, *_: Any, **__: Any) -> Iterator[None]:
@@ -56,27 +59,33 @@ def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> N
     """
     modalities = processor.spec.modalities
     if not KEEPS_ON_CPU:
-        fields = [field for modality in modalities for field in modality.fields.items()]
-        on_cpu = [name for name, field in fields if field.keep_on_cpu]
-        rows = [rows_field(modality.name) for modality in modalities]
-        model.multimodal_cpu_fields = frozenset([*on_cpu, *rows])
+        cpu_fields: set[str] = set()
+        for modality in modalities:
+            cpu_fields.add(rows_field(modality.name))
+            for name, field in modality.fields.items():
+                if field.keep_on_cpu:
+                    cpu_fields.add(name)
+        model.multimodal_cpu_fields = frozenset(cpu_fields)
         model.merge_by_field_config = True
     model.supports_multimodal_raw_input_only = processor.spec.is_raw
     if not RENDERS:
         patches.install()
     MULTIMODAL_REGISTRY.register_processor(processor, info=info, dummy_inputs=dummy_inputs)(model)
-    known = ModelRegistry.models.get(model.__name__)
-    if known is None or getattr(known, "module_name", None) != model.__module__:
-        by_name = model.__module__ not in MAIN_MODULES
-        home = f"{model.__module__}:{model.__qualname__}" if by_name else model
-        ModelRegistry.register_model(model.__name__, home)
+    registered = ModelRegistry.models.get(model.__name__)
+    if registered is None or getattr(registered, "module_name", None) != model.__module__:
+        entry = model
+        if model.__module__ not in MAIN_MODULES:
+            entry = f"{model.__module__}:{model.__qualname__}"
+        ModelRegistry.register_model(model.__name__, entry)
 
 
 def vllm_module(architecture: str) -> str | None:
-    """The module of vLLM's own class of an architecture; None where it has none of that name."""
-    known = ModelRegistry.models.get(architecture)
-    has_class = getattr(known, "class_name", "") == architecture
-    return str(known.module_name) if has_class else None
+    """Return the module of vLLM's own class of an architecture; None where it has none of that
+    name."""
+    registered: Any = ModelRegistry.models.get(architecture)
+    if getattr(registered, "class_name", "") != architecture:
+        return None
+    return str(registered.module_name)
 
 
 def current_model() -> tuple[Any, Plan, torch.dtype, int, bool]:
@@ -92,19 +101,34 @@ def current_model() -> tuple[Any, Plan, torch.dtype, int, bool]:
 
 
 def weights_loader(model: Any) -> Callable[[Iterable[tuple[str, torch.Tensor]]], set[str]]:
-    """vLLM's loader of a model's weights, by the `hf_to_vllm_mapper` of its class."""
+    """Return vLLM's loader of a model's weights, by the `hf_to_vllm_mapper` of its class."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     return partial(AutoWeightsLoader(model).load_weights, mapper=mapper)
 
 
 def module_names(model: Any, language_model: Any) -> Any:
-    """The names of a model's parts for vLLM's LoRA: the parts beside the language model are
+    """Return the names of a model's parts for vLLM's LoRA: those outside the language model are
     towers."""
-    path = next(name for name, part in model.named_modules() if part is language_model).split(".")
-    towers = [
-        ".".join([*path[:depth], name])
-        for depth, inner in enumerate(path)
-        for name, part in model.get_submodule(".".join(path[:depth])).named_children()
-        if name != inner and any(True for _ in part.parameters())
-    ]
+    path = _find_path(model, language_model)
+    towers: list[str] = []
+    parent = model
+    for depth, inner_name in enumerate(path):
+        for name, part in parent.named_children():
+            if name != inner_name and _has_parameters(part):
+                towers.append(".".join([*path[:depth], name]))
+        parent = parent.get_submodule(inner_name)
     return MultiModelKeys.from_string_field(language_model=f"{'.'.join(path)}.", tower_model=towers)
+
+
+def _find_path(model: Any, part: Any) -> list[str]:
+    """Return the names that lead from a model to one of its parts."""
+    for name, module in model.named_modules():
+        if module is part:
+            return list(name.split("."))
+    raise LookupError("the model has no such part")
+
+
+def _has_parameters(module: Any) -> bool:
+    for _ in module.parameters():
+        return True
+    return False

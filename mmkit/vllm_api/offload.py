@@ -2,9 +2,10 @@
 (`mmkit.rendering.pool`).
 
 vLLM's thread for items parses a request, hashes its items, and looks them up in the processor
-cache. There it stops (`Needed`) where some are missing; they are processed in another process,
-while the thread goes on with other requests. Then it does the request again, with the fields at
-hand. So the order of requests and the use of the cache are vLLM's own.
+cache. There it stops (`Needed`) where items are missing; they are processed in another process,
+while the thread goes on with other requests. Then it takes the request through the steps again,
+with the fields at hand (`Offloaded`). So the order of requests and the use of the cache are vLLM's
+own.
 """
 
 from __future__ import annotations
@@ -24,35 +25,38 @@ from .items import Needed, Offloaded
 OPTION = "render_processes"
 """The key of vLLM's ``additional_config`` that says how many."""
 
-_TRIES = 3
+_MAX_TRIES = 3
 """The most times that a request is tried whose items other requests meanwhile put into the cache or
 out of it."""
 
 
 def install(renderer: Any) -> RenderProcesses | None:
     """Start the processes that a server's configuration asks for, and let them process the items
-    of its renderer. None where it asks for none.
+    of its renderer. Return None where it asks for none.
 
     Raises:
         MmkitError: it asks for something else than a number.
         SpecError: other processes cannot have the spec.
     """
     config = getattr(renderer.config, "additional_config", None)
-    count = config.get(OPTION, 0) if isinstance(config, Mapping) else 0
+    count = 0
+    if isinstance(config, Mapping):
+        count = config.get(OPTION, 0)
     if type(count) is not int or count < 0:
         raise MmkitError(f"additional_config[{OPTION!r}]", "a number of processes", repr(count))
     if not count:
         return None
-    processes = RenderProcesses(recipe(renderer.mm_processor), count)
+    processes = RenderProcesses(make_recipe(renderer.mm_processor), count)
     weakref.finalize(renderer, processes.close)
     # an instance, not the class: no other renderer has these processes
-    renderer._process_tokens_async = with_processes(renderer._process_tokens_async, processes)
+    renderer._process_tokens_async = wrap_process_tokens(renderer._process_tokens_async, processes)
     return processes
 
 
-def recipe(processor: Any) -> Recipe:
-    """What another process needs to process as a processor does."""
-    info, model_config = processor.info, processor.info.ctx.model_config
+def make_recipe(processor: Any) -> Recipe:
+    """Return what another process needs to process items as a processor of a spec does."""
+    info = processor.info
+    model_config = info.ctx.model_config
     hf_processor = None
     with suppress(Exception):  # many models have none
         hf_processor = info.get_hf_processor()
@@ -67,27 +71,29 @@ def recipe(processor: Any) -> Recipe:
     }
 
 
-def with_processes(
-    theirs: Callable[..., Awaitable[Any]], processes: RenderProcesses
+def wrap_process_tokens(
+    process_tokens: Callable[..., Awaitable[Any]], processes: RenderProcesses
 ) -> Callable[..., Awaitable[Any]]:
-    """The step of a renderer from a tokenized prompt to the engine's input, with items processed
-    in other processes."""
+    """Wrap the step of a renderer from a tokenized prompt to the engine's input, so that items are
+    processed in other processes."""
 
-    @wraps(theirs)
-    async def process(prompt: Any, **options: Any) -> Any:
+    @wraps(process_tokens)
+    async def process_elsewhere(prompt: Any, **options: Any) -> Any:
         data = prompt.get("multi_modal_data")
-        # options of a request configure the Hugging Face processor, which others do not have so
-        if data and not prompt.get("mm_processor_kwargs"):
-            offloaded = Offloaded(data)
-            for _ in range(_TRIES):
-                try:
-                    return await theirs({**prompt, "multi_modal_data": offloaded}, **options)
-                except Needed as needed:
-                    items = needed.items
-                groups = group_by_modality(items)
-                batches = {name: as_taken(group) for name, group in groups.items()}
-                fields = await asyncio.wrap_future(processes.process(batches))
-                offloaded.add_fields(items, fields)
-        return await theirs(prompt, **options)
+        # other processes do not have the Hugging Face processor that options of a request configure
+        if not data or prompt.get("mm_processor_kwargs"):
+            return await process_tokens(prompt, **options)
+        offloaded = Offloaded(data)
+        offloaded_prompt = {**prompt, "multi_modal_data": offloaded}
+        for _ in range(_MAX_TRIES):
+            try:
+                return await process_tokens(offloaded_prompt, **options)
+            except Needed as needed:
+                items = needed.items
+            groups = group_by_modality(items)
+            batches = {name: as_taken(group) for name, group in groups.items()}
+            fields = await asyncio.wrap_future(processes.process(batches))
+            offloaded.add_fields(items, fields)
+        return await process_tokens(prompt, **options)
 
-    return process
+    return process_elsewhere

@@ -49,8 +49,8 @@ def requests_are_the_same(name):
             here, there = asyncio.run(theirs(sent, here_cache)), asyncio.run(ours(sent, cache=there_cache))
             assert find_difference(vllm_path.read_outcome(here), vllm_path.read_outcome(there)) is None
 
-    processes = RenderProcesses(offload.recipe(processor), 1)
-    ours = offload.with_processes(theirs, processes)
+    processes = RenderProcesses(offload.make_recipe(processor), 1)
+    ours = offload.wrap_process_tokens(theirs, processes)
     with closing(processes):
         same()
 
