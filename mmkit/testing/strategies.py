@@ -414,7 +414,7 @@ def items(kind: ItemType) -> SearchStrategy[Sample]:
 def _draw_images(kind: Image) -> SearchStrategy[Sample]:
     """Shrinks towards seed 0, small sides, and a PIL image."""
     names = ["pil", "numpy"]
-    if kind.only_pictures:
+    if kind.takes_only_pictures:
         names.append("chw")
     return _draw_media(ImageSample, kind, (256, 256), st.sampled_from(names))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, field, replace
+from dataclasses import KW_ONLY, replace
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from .values import (
     to_plain_tensor,
 )
 
-_ANY: Any = math.inf
+_UNLIMITED: Any = math.inf
 
 _AUDIO = "a 1-D float array or an (array, sampling rate) pair"
 
@@ -36,14 +36,15 @@ AUDIO_DECODERS = ("soundfile", "torchcodec")
 """Libraries that scale the integers of a file of audio to -1..1, and mix its channels. PyAV, which
 vLLM takes without them, does neither."""
 
-_AUDIO_BOUND = 8.0
+_MAX_AUDIO_MAGNITUDE = 8.0
 """A few times the magnitude of samples, which no decoded file was seen to reach."""
 
-_MOST_CHANNELS = 8
-"""Of a file of audio. A 2-D array of fewer columns than these is one recording, and no batch."""
+_MAX_CHANNELS = 8
+"""A 2-D array with at most so many columns, and more rows, is one recording and no batch."""
 
-_MOST_UPSAMPLING = 16
-"""A sample must not become gigabytes: where no length is stated, 1 kHz may become 16 kHz."""
+_MAX_UPSAMPLING = 16
+"""How many samples one sample may become, where a spec states no largest number: 1 kHz may become
+16 kHz, and no short file becomes gigabytes."""
 
 
 class _Media(ItemType):
@@ -52,7 +53,8 @@ class _Media(ItemType):
     largest: Converted[Sizes, Any] = parameter(as_expressions)  # type: ignore[misc]
 
     def bind(self, scope: Scope) -> Self:
-        bound, where = super().bind(scope), f"{type(self).__name__}.largest"
+        bound = super().bind(scope)
+        where = f"{type(self).__name__}.largest"
         bound = replace(bound, largest=sizes_of(bound.largest, len(self.dummy_sizes), where))
         for sizes in bound.largest:
             bound.check_bytes(sizes)
@@ -63,7 +65,7 @@ class _Media(ItemType):
         return len(self.dummy_sizes)
 
     def bounds(self) -> list[Between]:
-        return [Between(1, _ANY)] * len(self.dummy_sizes)
+        return [Between(1, _UNLIMITED)] * self.num_sizes
 
 
 class Image(_Media):
@@ -73,8 +75,8 @@ class Image(_Media):
     The canonical form is an upright PIL image in RGB, transparency on white, also for 8-bit RGB
     pixels with channels last or first. A picture of more than 8 bits per channel (PIL's modes I;16,
     I and F) is refused: its values would be clipped. Other arrays, for example float32 of one,
-    three or four channels, stay as they are for `hf()`; a function of the spec receives PIL images
-    alone.
+    three or four channels, stay as they are for `hf()`; a function of the spec receives only
+    PIL images.
 
     Attributes:
         largest: (width, height) in pixels of the image with the most tokens; a list where it is one
@@ -83,8 +85,9 @@ class Image(_Media):
     Facts: `width`, `height`, `index`.
     """
 
-    only_pictures: bool = field(default=False, kw_only=True, repr=False)
-    """Whether a function of the spec processes the images: it receives PIL images alone."""
+    takes_only_pictures: ClassVar[bool] = False
+    """Whether an array that is no picture is refused, as where a function of the spec processes the
+    items: it receives PIL images only."""
 
     expected = "an image"
     ndim = 3
@@ -95,38 +98,56 @@ class Image(_Media):
     small_sizes = ((1, 1), (32, 32))  # some image processors take no single pixel
 
     def for_function(self) -> Image:
-        return replace(self, only_pictures=True)
+        return _ImageForFunction(self.largest)
 
     def convert(self, value: object, where: str) -> Any:
         media = getattr(value, "media", value)  # vLLM wraps decoded media together with its bytes
         if isinstance(media, pil().Image):
-            if 0 in media.size:
-                raise InputError(where, "an image of at least 1 x 1 pixels", f"size {media.size}")
-            if media is value:
-                return upright_rgb(value, where)
-            # what vLLM wraps, it has converted, and it says nothing of what was lost
-            if isinstance(file := getattr(value, "original_bytes", None), bytes):
-                check_file(file, where)
-            return value
-        if not isinstance(media, ARRAYS):
-            raise InputError(where, "a PIL image or an array", describe(value))
+            return self._convert_picture(value, media, where)
+        if isinstance(media, ARRAYS):
+            return self._convert_array(value, media, where)
+        raise InputError(where, "a PIL image or an array", describe(value))
+
+    def _convert_picture(self, value: Any, picture: Any, where: str) -> Any:
+        """Return a picture upright and in RGB.
+
+        Args:
+            value: what was sent: the picture, or vLLM's wrapper of it.
+            picture: a PIL image.
+            where: names it in errors.
+        """
+        if 0 in picture.size:
+            raise InputError(where, "an image of at least 1 x 1 pixels", f"size {picture.size}")
+        if picture is value:
+            return upright_rgb(picture, where)
+        # vLLM has converted what it wraps, and does not say what was lost; its file does
+        file = getattr(value, "original_bytes", None)
+        if isinstance(file, bytes):
+            check_file(file, where)
+        return value
+
+    def _convert_array(self, value: Any, pixels: Any, where: str) -> Any:
+        """Return 8-bit RGB pixels as a picture, and other pixels as they are.
+
+        Args:
+            value: what was sent: the pixels, or vLLM's wrapper of them.
+            pixels: an array or a tensor.
+            where: names them in errors.
+        """
         expected = "an array of shape (height, width, 3) or (3, height, width)"
-        if not _holds_pixels(media.shape, 3):
-            raise InputError(where, expected, f"shape {tuple(media.shape)}")
-        if isinstance(media, torch.Tensor):
-            value = media = to_plain_tensor(media, where, expected)
-        are_bytes = media.dtype in (np.uint8, torch.uint8)
-        if are_bytes and 3 in (media.shape[-1], media.shape[0]):
-            pixels = np.asarray(media)
-            if pixels.shape[-1] != 3:
-                pixels = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
-            return pil().fromarray(pixels, "RGB")
-        if self.only_pictures:
+        if not _holds_pixels(pixels.shape, 3):
+            raise InputError(where, expected, f"shape {tuple(pixels.shape)}")
+        if isinstance(pixels, torch.Tensor):
+            pixels = to_plain_tensor(pixels, where, expected)
+            value = pixels
+        is_8_bit = pixels.dtype in (np.uint8, torch.uint8)
+        if is_8_bit and 3 in (pixels.shape[-1], pixels.shape[0]):
+            return _make_picture(np.asarray(pixels))
+        if self.takes_only_pictures:
+            got = describe_array(pixels)
             remedy = "Send three channels of uint8 values from 0 to 255."
-            raise InputError(
-                where, "a PIL image or 8-bit RGB pixels", describe_array(media), remedy
-            )
-        check_finite(media, where)
+            raise InputError(where, "a PIL image or 8-bit RGB pixels", got, remedy)
+        check_finite(pixels, where)
         return value
 
     def facts(self, value: Any, index: int) -> SimpleNamespace:
@@ -145,6 +166,13 @@ class Image(_Media):
 
     def num_bytes(self, sizes: Sequence[int]) -> int:
         return math.prod(sizes) * 3
+
+
+class _ImageForFunction(Image):
+    """An image that a function of the spec processes."""
+
+    _word = "Image"
+    takes_only_pictures = True
 
 
 class Video(_Media):
@@ -173,7 +201,9 @@ class Video(_Media):
 
     @property
     def expected(self) -> str:
-        return "a video" + (" with metadata" if self.metadata else "")
+        if self.metadata:
+            return "a video with metadata"
+        return "a video"
 
     def _is_one(self, data: Sequence[Any]) -> bool:
         return _is_pair(data) or (len(data) > 0 and _is_frame(data[0]))
@@ -183,49 +213,61 @@ class Video(_Media):
         if self.metadata and metadata is None:
             raise InputError(where, "a (frames, metadata) pair", "frames without metadata")
         expected = "an array of shape (frames, height, width, 3)"
-        if isinstance(frames, (list, tuple)) and frames and all(map(_is_frame, frames)):
-            frames = _stacked([as_array(frame, where, expected) for frame in frames], where)
+        if _is_list_of_frames(frames):
+            arrays = [as_array(frame, where, expected) for frame in frames]
+            frames = _stack_frames(arrays, where)
         if not isinstance(frames, ARRAYS) or not _holds_pixels(frames.shape, 4):
-            got = f"shape {tuple(frames.shape)}" if hasattr(frames, "shape") else describe(value)
+            got = describe(value)
+            if hasattr(frames, "shape"):
+                got = f"shape {tuple(frames.shape)}"
             raise InputError(where, expected, got)
         if isinstance(frames, torch.Tensor):
             frames = to_plain_tensor(frames, where, expected)
         check_finite(frames, where)
         if metadata is not None:
             _check_metadata(metadata, len(frames), f"{where}, metadata")
-        return (frames, metadata) if self.metadata else frames
+        if self.metadata:
+            return frames, metadata
+        return frames
 
     def facts(self, value: Any, index: int) -> SimpleNamespace:
         frames, metadata = _video_parts(value)
         width, height = _image_size(frames[0])
-        sizes = {"frames": len(frames), "width": width, "height": height}
-        return SimpleNamespace(index=index, **sizes, metadata=metadata)
+        return SimpleNamespace(
+            index=index, frames=len(frames), width=width, height=height, metadata=metadata
+        )
 
     def scaled(self, sizes: Sequence[int], fraction: float) -> list[int]:
-        # fewer frames, and smaller ones only where a single one is left: none is resized then
+        # Fewer frames come first. They become smaller only where not even one is left.
         frames, *sides = sizes
-        return [int(frames * fraction), *super().scaled(sides, min(1.0, frames * fraction))]
+        fraction_of_frame = min(1.0, frames * fraction)
+        return [int(frames * fraction)] + super().scaled(sides, fraction_of_frame)
 
     def sizes(self, value: Any) -> tuple[int, ...]:
         frames, _ = _video_parts(value)
-        return (len(frames), *_image_size(frames[0]))
+        width, height = _image_size(frames[0])
+        return len(frames), width, height
 
     def blank(self, *sizes: int) -> Any:
         frames, width, height = sizes
-        # of zeros: memory that nobody looks at costs no time
-        return self._of(np.zeros((frames, height, width, 3), dtype=np.uint8))
+        # np.zeros reserves memory that costs no time before it is read
+        return self._add_metadata(np.zeros((frames, height, width, 3), dtype=np.uint8))
 
     def random(self, sizes: Sequence[int], generator: np.random.Generator) -> Any:
         frames, width, height = self.nearest(sizes)
-        return self._of(_random_pixels((frames, height, width, 3), generator))
+        return self._add_metadata(_random_pixels((frames, height, width, 3), generator))
 
-    def _of(self, video: np.ndarray[Any, Any]) -> Any:
-        """Return a canonical item of some frames, one per second."""
+    def _add_metadata(self, video: np.ndarray[Any, Any]) -> Any:
+        """Return the canonical item of some frames, one per second."""
         if not self.metadata:
             return video
-        frames = len(video)
-        metadata: dict[str, Any] = {"fps": 1.0, "duration": float(frames)}
-        metadata |= {"total_num_frames": frames, "frames_indices": list(range(frames))}
+        num_frames = len(video)
+        metadata = {
+            "fps": 1.0,
+            "duration": float(num_frames),
+            "total_num_frames": num_frames,
+            "frames_indices": list(range(num_frames)),
+        }
         return video, metadata
 
     def num_bytes(self, sizes: Sequence[int]) -> int:
@@ -255,7 +297,9 @@ class Audio(_Media):
     rate: Converted[Expr | float | None, Any] = parameter(as_expression, default=None)
     _: KW_ONLY
     most: Converted[Count | None, Any] = parameter(as_expression, default=None)
-    bound: Converted[Expr | float | None, Any] = parameter(as_expression, default=_AUDIO_BOUND)
+    bound: Converted[Expr | float | None, Any] = parameter(
+        as_expression, default=_MAX_AUDIO_MAGNITUDE
+    )
 
     def bind(self, scope: Scope) -> Self:
         bound = super().bind(scope)
@@ -263,16 +307,21 @@ class Audio(_Media):
         check_positive(bound.bound, "Audio.bound")
         if bound.most is not None:
             check_size(bound.most, "Audio.most")
-            if (longest := max(bound.largest)[0]) > bound.most:
+            (longest,) = max(bound.largest)
+            if longest > bound.most:
                 raise SpecError("Audio.largest", bound.expected, f"{longest} samples")
         return bound
 
     def bounds(self) -> list[Between]:
-        return [Between(1, _ANY if self.most is None else self.most)]
+        if self.most is None:
+            return [Between(1, _UNLIMITED)]
+        return [Between(1, self.most)]
 
     @property
     def expected(self) -> str:
-        return _AUDIO if self.most is None else f"{_AUDIO} of at most {self.most} samples"
+        if self.most is None:
+            return _AUDIO
+        return f"{_AUDIO} of at most {self.most} samples"
 
     ndim = 1
     vllm_modality = "audio"
@@ -288,16 +337,21 @@ class Audio(_Media):
         return len(data) > 0 and isinstance(data[0], SCALARS)
 
     def convert(self, value: object, where: str) -> Any:
-        samples, rate = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-        rate, array = to_python(rate), as_array(samples, where, _AUDIO)
+        samples: Any = value
+        rate: Any = None
+        if isinstance(value, tuple) and len(value) == 2:
+            samples, rate = value
+        rate = to_python(rate)
+        array = as_array(samples, where, _AUDIO)
         if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.floating):
             raise InputError(where, _AUDIO, f"shape {array.shape}, dtype {array.dtype}")
         if rate is not None and not (is_number(rate) and 1 <= rate < math.inf):
             raise InputError(where, "a sampling rate >= 1 in Hz", repr(rate))
-        check_finite(array, where)
-        self._check_scale(array, where)
+        magnitude = check_finite(array, where)
+        self._check_scale(magnitude, where)
         array = np.ascontiguousarray(array, dtype=np.float32)
-        array = array if rate is None else self._at_rate(array, rate, where)
+        if rate is not None:
+            array = self._resample(array, rate, where)
         if self.most is not None and len(array) > self.most:
             raise InputError(where, self.expected, f"{len(array)} samples")
         return array
@@ -305,41 +359,41 @@ class Audio(_Media):
     def split(self, data: object, where: str) -> list[Any]:
         if isinstance(data, ARRAYS) and data.ndim == 2:
             length, channels = data.shape
-            if channels <= _MOST_CHANNELS < length:
+            if channels <= _MAX_CHANNELS < length:
                 got = f"shape {tuple(data.shape)}, which has {channels} channel(s)"
                 raise InputError(where, self.expected, got, "Average the channels: x.mean(1).")
         return super().split(data, where)
 
-    def _check_scale(self, samples: np.ndarray[Any, Any], where: str) -> None:
-        if self.bound is None:
-            return
-        magnitude = max(float(samples.max()), -float(samples.min()))
-        if magnitude > self.bound:
+    def _check_scale(self, magnitude: float, where: str) -> None:
+        """Refuse samples of a magnitude that only unscaled ones have."""
+        if self.bound is not None and magnitude > self.bound:
             expected = f"samples of magnitude <= {self.bound:g}"
             raise InputError(where, expected, f"{magnitude:g}", "Scale them to -1..1.")
 
-    def _at_rate(
+    def _resample(
         self, samples: np.ndarray[Any, Any], rate: float, where: str
     ) -> np.ndarray[Any, Any]:
+        """Return samples, which have a rate in Hz, at the rate of the spec."""
         if self.rate is None:
             expected = "samples alone, since the spec states no sampling rate"
             raise InputError(where, expected, f"{rate:g} Hz", "Send the array.")
         before, after = round(rate), round(self.rate)
         if before == after:
             return samples
-        length = -(-len(samples) * after // before)
+        length = -(-len(samples) * after // before)  # the ceiling, exact for any length
         self._check_length(length, len(samples), rate, where)
-        resampled = np.zeros(length, np.float32)
-        made = _resampled(samples, before, after, where)[:length]  # soxr makes one less at times
-        resampled[: len(made)] = made
-        return resampled
+        resampled = _resample_by_library(samples, before, after, where)
+        # soxr makes one sample less than torchaudio at times
+        audio = np.zeros(length, np.float32)
+        audio[: len(resampled)] = resampled[:length]
+        return audio
 
     def _check_length(self, length: int, before: int, rate: float, where: str) -> None:
         """Refuse audio that is too long once it is resampled, before it is."""
         if self.most is not None:
             most = self.most
         else:
-            most = max(max(self.largest)[0], _MOST_UPSAMPLING * before)
+            most = max(max(self.largest)[0], _MAX_UPSAMPLING * before)
         if length > most:
             got = f"{length} of them from {before} at {rate:g} Hz"
             expected = f"at most {most} samples at {self.rate:g} Hz"
@@ -368,8 +422,12 @@ def _random_pixels(shape: Sequence[int], generator: np.random.Generator) -> np.n
     return repeated(generator.integers(0, 256, num_drawn(shape), dtype=np.uint8), shape)
 
 
-def _resampled(samples: np.ndarray[Any, Any], before: int, after: int, where: str) -> Any:
-    """Audio at another sampling rate, by the first installed library of those that vLLM uses."""
+def _resample_by_library(samples: np.ndarray[Any, Any], before: int, after: int, where: str) -> Any:
+    """Return samples at another rate in Hz, by the first installed library of those that vLLM uses.
+
+    Raises:
+        InputError: none is installed.
+    """
     with suppress(ImportError, OSError):
         from torchaudio.functional import resample
 
@@ -380,6 +438,13 @@ def _resampled(samples: np.ndarray[Any, Any], before: int, after: int, where: st
         return soxr.resample(samples, before, after)
     got = f"{before} Hz, and no library that resamples"
     raise InputError(where, f"audio at {after} Hz", got, "Resample it first, or install soxr.")
+
+
+def _make_picture(pixels: np.ndarray[Any, Any]) -> Any:
+    """Return a PIL image of uint8 pixels (height, width, 3) or (3, height, width)."""
+    if pixels.shape[-1] != 3:
+        pixels = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
+    return pil().fromarray(pixels, "RGB")
 
 
 def _check_metadata(metadata: Mapping[str, Any], count: int, where: str) -> None:
@@ -396,20 +461,38 @@ def _check_metadata(metadata: Mapping[str, Any], count: int, where: str) -> None
     """
     remedy = "Send a file that states its length, or the frames alone."
     fps = to_python(metadata.get("fps"))
-    if fps is not None and not (is_number(fps) and 0 < fps < math.inf):
+    if fps is not None and not _is_finite(fps, above=0):
         raise InputError(where, "fps > 0", repr(fps), remedy)
     duration = to_python(metadata.get("duration"))
-    if duration is not None and not (is_number(duration) and 0 <= duration < math.inf):
+    if duration is not None and not _is_finite(duration, least=0):
         raise InputError(where, "a duration >= 0 in seconds", repr(duration), remedy)
     total = to_python(metadata.get("total_num_frames"))
-    if total is not None and not (is_number(total) and 1 <= total < math.inf):
+    if total is not None and not _is_finite(total, least=1):
         raise InputError(where, "total_num_frames >= 1", repr(total), remedy)
     indices = to_python(metadata.get("frames_indices"))
-    if indices is None:
-        return
-    if not isinstance(indices, (list, tuple)) or len(indices) != count:
-        got = f"{len(indices)} of them" if isinstance(indices, (list, tuple)) else describe(indices)
-        raise InputError(where, f"frames_indices of {count} frames", got)
+    if indices is not None:
+        _check_frame_indices(indices, count, total, where)
+
+
+def _is_finite(value: Any, *, least: float = -math.inf, above: float = -math.inf) -> bool:
+    """Return whether a value is a number in a range, and no infinity."""
+    return is_number(value) and least <= value < math.inf and value > above
+
+
+def _check_frame_indices(indices: Any, count: int, total: float | None, where: str) -> None:
+    """Refuse what are not the indices of some frames of a video.
+
+    Args:
+        indices: from the metadata of the video.
+        count: the number of frames.
+        total: the number of frames of the whole video; None where it is not stated.
+        where: names the metadata in errors.
+    """
+    expected = f"frames_indices of {count} frames"
+    if not isinstance(indices, (list, tuple)):
+        raise InputError(where, expected, describe(indices))
+    if len(indices) != count:
+        raise InputError(where, expected, f"{len(indices)} of them")
     last = math.inf if total is None else total - 1
     for index in indices:
         if not (is_number(index) and 0 <= index <= last):
@@ -417,38 +500,55 @@ def _check_metadata(metadata: Mapping[str, Any], count: int, where: str) -> None
 
 
 def _is_frame(value: Any) -> bool:
+    """Return whether a value may be one frame of a video: a PIL image or an array."""
     return hasattr(value, "getbands") or (isinstance(value, ARRAYS) and value.ndim == 3)
 
 
-def _stacked(frames: list[np.ndarray[Any, Any]], where: str) -> np.ndarray[Any, Any]:
-    forms = [f"{frame.dtype} {frame.shape}" for frame in frames]
-    if other := next((form for form in forms if form != forms[0]), None):
-        raise InputError(where, "frames of one shape and dtype", f"{forms[0]} and {other}")
+def _is_list_of_frames(value: Any) -> bool:
+    """Return whether a value is a list or a tuple of at least one frame."""
+    return isinstance(value, (list, tuple)) and bool(value) and all(map(_is_frame, value))
+
+
+def _stack_frames(frames: list[np.ndarray[Any, Any]], where: str) -> np.ndarray[Any, Any]:
+    """Return frames of one shape and dtype as one array."""
+    first = f"{frames[0].dtype} {frames[0].shape}"
+    for frame in frames[1:]:
+        other = f"{frame.dtype} {frame.shape}"
+        if other != first:
+            raise InputError(where, "frames of one shape and dtype", f"{first} and {other}")
     return np.stack(frames)
 
 
-def _holds_pixels(shape: Sequence[int], rank: int) -> bool:
-    if len(shape) != rank or 0 in shape:
+def _holds_pixels(shape: Sequence[int], ndim: int) -> bool:
+    """Return whether an array of a shape holds pixels: of `ndim` dimensions, none of them empty,
+    with 1, 3 or 4 channels, which come last or before height and width."""
+    if len(shape) != ndim or 0 in shape:
         return False
     return not {1, 3, 4}.isdisjoint((shape[-3], shape[-1]))
 
 
 def _is_pair(value: Any) -> bool:
-    """Whether a value is (frames, metadata)."""
+    """Return whether a value is (frames, metadata)."""
     is_pair = isinstance(value, tuple) and len(value) == 2
     return is_pair and (value[1] is None or isinstance(value[1], Mapping))
 
 
 def _video_parts(value: Any) -> tuple[Any, Any]:
+    """Return the frames of a video, and its metadata, or None."""
     value = getattr(value, "media", value)
-    if _is_pair(value):
-        return getattr(value[0], "media", value[0]), value[1]
-    return value, None
+    if not _is_pair(value):
+        return value, None
+    frames, metadata = value
+    return getattr(frames, "media", frames), metadata
 
 
 def _image_size(image: Any) -> tuple[int, int]:
-    """(width, height), by vLLM's rule: channels last if the last dimension can be channels."""
+    """Return (width, height), by vLLM's rule: channels come last if the last dimension can be
+    channels."""
     if hasattr(image, "getbands"):
         return image.size  # type: ignore[no-any-return]
-    height, width = image.shape[:2] if image.shape[-1] in (1, 3, 4) else image.shape[1:]
+    if image.shape[-1] in (1, 3, 4):
+        height, width = image.shape[:2]
+    else:
+        height, width = image.shape[1:]
     return width, height

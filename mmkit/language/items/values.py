@@ -13,38 +13,49 @@ ARRAYS = (np.ndarray, torch.Tensor)
 SCALARS = (int, float, np.generic)
 LARGEST_FLOAT16 = 65504.0
 
+MAX_TEXT_SHOWN = 40
+"""Characters of a value in a message."""
+
 
 def describe(value: object) -> str:
+    """Return a value with its class for a message; only the class where its text is long."""
     if value is None:
         return "None"
     try:
         text = repr(value)
     except Exception:  # an integer of thousands of digits, or somebody's class
         text = ""
-    return f"{type(value).__name__} {text}" if 0 < len(text) <= 40 else f"a {type(value).__name__}"
+    if 0 < len(text) <= MAX_TEXT_SHOWN:
+        return f"{type(value).__name__} {text}"
+    return f"a {type(value).__name__}"
 
 
 def describe_array(value: object) -> str:
-    """A tensor or an array by its shape and dtype, for messages; anything else by its class."""
+    """Return the shape and the dtype of a tensor or an array for a message; the class of anything
+    else."""
     if isinstance(value, ARRAYS):
         return f"shape {tuple(value.shape)} of {value.dtype}"
     return f"a {type(value).__name__}"
 
 
 def to_plain_tensor(tensor: torch.Tensor, where: str, expected: str) -> torch.Tensor:
-    """A plain tensor in host memory, apart from autograd."""
+    """Return a tensor as a plain strided one in host memory, without autograd.
+
+    Raises:
+        InputError: it has no strides, for example a sparse or a quantized one.
+    """
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_quantized:
         raise InputError(where, expected, f"a {tensor.layout} tensor on {tensor.device}")
     if type(tensor) is not torch.Tensor or tensor.requires_grad:
         tensor = tensor.detach().as_subclass(torch.Tensor)
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    return tensor if tensor.is_cpu else tensor.cpu()
+    return tensor.cpu()  # itself where it is there
 
 
 def as_array(value: object, where: str, expected: str) -> np.ndarray[Any, Any]:
-    """An array, tensor, image or list as an array; a floating tensor, which may be a bfloat16, as
-    float32."""
+    """Return an array, tensor, image or list as an array; a floating tensor as float32, since numpy
+    has no bfloat16."""
     if isinstance(value, torch.Tensor):
         value = to_plain_tensor(value, where, expected)
     if isinstance(value, np.ma.MaskedArray):
@@ -57,8 +68,11 @@ def as_array(value: object, where: str, expected: str) -> np.ndarray[Any, Any]:
         raise InputError(where, expected, describe(value)) from error
 
 
-def check_finite(value: Any, where: str) -> None:
+def check_finite(value: Any, where: str) -> float:
     """Refuse arrays and tensors of other than real numbers that any model dtype can hold.
+
+    Returns:
+        The largest magnitude of floats; 0.0 for integers, which are not looked at.
 
     Raises:
         InputError: a dtype that is no real number's, NaN, an infinity, or a magnitude beyond the
@@ -68,13 +82,19 @@ def check_finite(value: Any, where: str) -> None:
     if array.dtype.kind not in "fiub":
         raise InputError(where, "real numbers", f"dtype {array.dtype}")
     if array.dtype.kind != "f" or not array.size:
-        return
-    most = max(array.max(), -array.min())  # without a copy of it; NaN is both
-    if not most <= LARGEST_FLOAT16:
-        got = "NaN or an infinity" if not np.isfinite(array).all() else f"{float(most):g}"
+        return 0.0
+    # np.abs would make a copy. Both of these are NaN if any value is, and `not <=` is true of NaN.
+    magnitude = float(max(array.max(), -array.min()))
+    if not magnitude <= LARGEST_FLOAT16:
+        got = f"{magnitude:g}"
+        if not np.isfinite(array).all():
+            got = "NaN or an infinity"
         raise InputError(where, f"finite values of magnitude <= {LARGEST_FLOAT16:g}", got)
+    return magnitude
 
 
 def dtype_name(dtype: Any) -> Any:
-    """The name of a torch dtype; anything else as it is."""
-    return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+    """Return the name of a torch dtype; anything else as it is."""
+    if isinstance(dtype, torch.dtype):
+        return str(dtype).removeprefix("torch.")
+    return dtype
