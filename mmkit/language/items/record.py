@@ -18,7 +18,7 @@ from .values import describe
 
 T = TypeVar("T")
 
-_FACTS = ("index", "count", "rows")
+_RESERVED_NAMES = ("index", "count", "rows")
 """Facts of a whole item, whose names no part can have."""
 
 
@@ -61,8 +61,8 @@ class Record(ItemType):
             if not isinstance(part, ItemType) or part.parts:
                 expected = "a Tensor, a Text, an Image, a Video or an Audio"
                 raise SpecError(f"Record.{name}", expected, repr(part))
-            if name in _FACTS or name.startswith("_"):
-                expected = f"a part that is not called {', '.join(_FACTS)} or _..."
+            if name in _RESERVED_NAMES or name.startswith("_"):
+                expected = f"a part that is not called {', '.join(_RESERVED_NAMES)} or _..."
                 raise SpecError("Record", expected, repr(name))
         self._set(parts=parts)
 
@@ -70,29 +70,37 @@ class Record(ItemType):
         parts: dict[str, ItemType] = {}
         for name, part in self.parts.items():
             roots = {dependency.root for dependency in dependencies(part)}
-            may_follow = not roots.isdisjoint(("item", "function"))  # from the parts before it
-            parts[name] = part if may_follow else _bound(name, part, scope)
-        bound: Self = self._of(parts, scope)
+            if roots.isdisjoint(("item", "function")):
+                parts[name] = _bind_part(name, part, scope)
+            else:  # it may follow from the parts before it, which an item has
+                parts[name] = part
+        bound: Self = self._make(parts, scope)
         bound.candidates()  # a size that does not follow from the parts before it is refused here
         return bound
 
     @staticmethod
-    def _of(parts: Mapping[str, Any], scope: Scope | None) -> Any:
+    def _make(parts: Mapping[str, Any], scope: Scope | None) -> Any:
+        """Return a record of parts that is bound to a scope."""
         record = Record(**parts)
         record._set(_scope=scope)
         return record
 
     def for_function(self) -> Self:
         parts = {name: part.for_function() for name, part in self.parts.items()}
-        return self._of(parts, self._scope)  # type: ignore[no-any-return]
+        return self._make(parts, self._scope)  # type: ignore[no-any-return]
 
     def part(self, name: str, before: Mapping[str, Any]) -> Any:
-        """The bound item type of a part, given the canonical parts before it."""
+        """Return the bound item type of a part.
+
+        Args:
+            name: of the part.
+            before: the canonical parts before it, by name.
+        """
         part = self.parts[name]
         if self._scope is None or not dependencies(part):
             return part
-        facts = SimpleNamespace(**self._facts(before))
-        return _bound(name, part, self._scope.for_item(facts, None))
+        facts = SimpleNamespace(**self._facts_of_parts(before))
+        return _bind_part(name, part, self._scope.for_item(facts, None))
 
     @property
     def is_field(self) -> bool:  # type: ignore[override]
@@ -110,19 +118,20 @@ class Record(ItemType):
             raise InputError(where, self.expected, f"one of {brief(list(value))}")
         record: dict[str, Any] = {}
         for name in self.parts:
-            part = self.part(name, record)
-            own = part.canonical(value[name], f"{where}.{name}")
-            record[name] = getattr(own, "media", own)  # vLLM wraps decoded images
+            item_type = self.part(name, record)
+            part = item_type.canonical(value[name], f"{where}.{name}")
+            record[name] = getattr(part, "media", part)  # vLLM wraps decoded images
         return record
 
     def facts(self, value: Mapping[str, Any], index: int) -> SimpleNamespace:
-        return SimpleNamespace(index=index, **self._facts(value))
+        return SimpleNamespace(index=index, **self._facts_of_parts(value))
 
-    def _facts(self, value: Mapping[str, Any]) -> dict[str, SimpleNamespace]:
-        """The facts of parts, without an index, which is the record's."""
-        facts = {name: self.parts[name].facts(part, 0) for name, part in value.items()}
-        for own in facts.values():
-            del own.index
+    def _facts_of_parts(self, value: Mapping[str, Any]) -> dict[str, SimpleNamespace]:
+        """Return the facts of parts, without an index, which is the record's."""
+        facts: dict[str, SimpleNamespace] = {}
+        for name, part in value.items():
+            facts[name] = self.parts[name].facts(part, 0)
+            del facts[name].index
         return facts
 
     def texts(self, value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -132,7 +141,10 @@ class Record(ItemType):
 
     @property
     def remedy(self) -> str:  # type: ignore[override]
-        return next(filter(None, (part.remedy for part in self.parts.values())), "")
+        for part in self.parts.values():
+            if part.remedy:
+                return part.remedy
+        return ""
 
     @property
     def num_sizes(self) -> int:
@@ -145,50 +157,79 @@ class Record(ItemType):
             sizes += part.sizes(value[name])
         return tuple(sizes)
 
-    def _by_part(self, sizes: Sequence[T]) -> dict[str, Sequence[T]]:
-        """Return the sizes of each part; none where there are none at all."""
-        by_part: dict[str, Sequence[T]] = {}
+    def _split_sizes(self, sizes: Sequence[T]) -> dict[str, Sequence[T]]:
+        """Return the sizes of each part, by name; empty ones where there are none at all."""
+        sizes_of_parts: dict[str, Sequence[T]] = {}
+        begin = 0
         for name, part in self.parts.items():
-            by_part[name], sizes = sizes[: part.num_sizes], sizes[part.num_sizes :]
-        return by_part
+            end = begin + part.num_sizes
+            sizes_of_parts[name] = sizes[begin:end]
+            begin = end
+        return sizes_of_parts
 
     def random(self, sizes: Sequence[int], generator: np.random.Generator) -> dict[str, Any]:
-        sizes_of = self._by_part(sizes)
+        sizes_of = self._split_sizes(sizes)
         record: dict[str, Any] = {}
         for name in self.parts:
             record[name] = self.part(name, record).random(sizes_of[name], generator)
         return record
 
     def num_bytes(self, sizes: Sequence[int]) -> int:
-        sizes_of = self._by_part(sizes)
+        sizes_of = self._split_sizes(sizes)
         return sum(part.num_bytes(sizes_of[name]) for name, part in self.parts.items())
 
     def candidates(self, fraction: float = 1.0, most: Sequence[float] = ()) -> list[dict[str, Any]]:
-        most_of = self._by_part(most)
-        return self._combined(lambda name, part: part.candidates(fraction, most_of[name]))
+        most_of_parts = self._split_sizes(most)
+
+        def make_candidates(name: str, part: ItemType) -> list[Any]:
+            return part.candidates(fraction, most_of_parts[name])
+
+        return self._combine(make_candidates)
 
     def small(self) -> list[dict[str, Any]]:
-        return self._combined(lambda name, part: part.small())
+        return self._combine(_make_small)
 
     def smallest(self) -> list[dict[str, Any]]:
-        return self._combined(lambda name, part: part.smallest())
+        return self._combine(_make_smallest)
 
-    def _combined(self, of: Callable[[str, Any], list[Any]]) -> list[dict[str, Any]]:
-        """The records of all combinations of some instances of their parts."""
+    def _combine(self, make: Callable[[str, Any], list[Any]]) -> list[dict[str, Any]]:
+        """Return the records of all combinations of items of their parts.
+
+        Args:
+            make: returns the items of a part, given its name and its bound type, which may depend
+                on the parts before it.
+        """
         records: list[dict[str, Any]] = [{}]
         for name in self.parts:
-            pairs = [(known, own) for known in records for own in of(name, self.part(name, known))]
-            records = [{**known, name: own} for known, own in pairs]
+            longer: list[dict[str, Any]] = []
+            for record in records:
+                for part in make(name, self.part(name, record)):
+                    longer.append({**record, name: part})
+            records = longer
         return records
 
     def schema(self) -> dict[str, Any]:
-        parts = {n: {"expected": p.expected, **p.schema()} for n, p in self.parts.items()}
+        parts: dict[str, Any] = {}
+        for name, part in self.parts.items():
+            parts[name] = {"expected": part.expected, **part.schema()}
         return {**super().schema(), "parts": parts}
 
     def __repr__(self) -> str:
-        return f"Record({', '.join(f'{name}={part!r}' for name, part in self.parts.items())})"
+        arguments = [f"{name}={part!r}" for name, part in self.parts.items()]
+        return f"Record({', '.join(arguments)})"
 
 
-def _bound(name: str, part: ItemType, scope: Scope) -> ItemType:
+def _make_small(name: str, part: ItemType) -> list[Any]:
+    """Return the small items of a part of a record."""
+    return part.small()
+
+
+def _make_smallest(name: str, part: ItemType) -> list[Any]:
+    """Return the smallest item of a part of a record, where every spec accepts it."""
+    return part.smallest()
+
+
+def _bind_part(name: str, part: ItemType, scope: Scope) -> ItemType:
+    """Return a bound part; its name is the place of errors."""
     with locate_errors(f"Record.{name}"):
         return part.bind(scope)

@@ -32,8 +32,8 @@ Sizes: TypeAlias = "tuple[Any, ...] | list[tuple[Any, ...]] | Expr | Callable[[S
 def between(
     least: Expr | int | Callable[[Scope], Any], most: Expr | int | Callable[[Scope], Any]
 ) -> Between:
-    """A size that varies from `least` to `most`, both included: whole numbers >= 0, or expressions
-    over `cfg`.
+    """Declare a size that varies from `least` to `most`, both included: whole numbers >= 0, or
+    expressions over `cfg`.
 
     Raises:
         SpecError: numbers that are no sizes, or in another order.
@@ -45,49 +45,75 @@ def between(
 
 
 def is_number(value: Any) -> bool:
+    """Return whether a value is an integer or a float; a bool is neither."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def check_positive(number: Any, where: str) -> None:
-    """Refuse what is no number > 0, once bound; None states no number."""
+    """Refuse what is no number > 0 in a bound part; None states no number."""
     if number is not None and not (is_number(number) and number > 0):
         raise SpecError(where, "a number > 0 from cfg", repr(number))
 
 
 def check_size(size: Any, where: str) -> None:
-    """Refuse what is no size, once bound."""
-    if not _are_whole(*ends(size), least=0) or ends(size) != tuple(sorted(ends(size))):
+    """Refuse what is no size in a bound part."""
+    least, most = ends(size)
+    if not _is_whole(least, 0) or not _is_whole(most, 0) or least > most:
         raise SpecError(where, "whole numbers >= 0, in order", str(size))
 
 
 def sizes_of(value: Any, width: int, where: str) -> tuple[tuple[int, ...], ...]:
-    """One shape, or several, of `width` sizes each."""
+    """Return one shape, or several, as a tuple of shapes.
+
+    Args:
+        value: a size, a sequence of sizes, or a sequence of such sequences.
+        width: the number of sizes of each shape.
+        where: names the argument in errors.
+
+    Raises:
+        SpecError: another number of sizes, or one that is no whole number >= 1.
+    """
     rows = value
-    if not isinstance(rows, (list, tuple)) or not isinstance(next(iter(rows), None), (list, tuple)):
-        rows = [rows]
-    sizes = [tuple(row) if isinstance(row, (list, tuple)) else (row,) for row in rows]
-    for row in sizes:
-        if len(row) != width or not _are_whole(*row, least=1):
-            raise SpecError(where, f"{width} whole number(s) >= 1", repr(row))
-    return tuple(sizes)
+    is_sequence = isinstance(value, (list, tuple))
+    if not is_sequence or not value or not isinstance(value[0], (list, tuple)):
+        rows = [value]
+    shapes: list[tuple[int, ...]] = []
+    for row in rows:
+        shape = tuple(row) if isinstance(row, (list, tuple)) else (row,)
+        if len(shape) != width or not all(_is_whole(size, 1) for size in shape):
+            raise SpecError(where, f"{width} whole number(s) >= 1", repr(shape))
+        shapes.append(shape)
+    return tuple(shapes)
 
 
-def _are_whole(*values: Any, least: int) -> bool:
-    return all(isinstance(one, int) and is_number(one) and one >= least for one in values)
+def _is_whole(value: Any, least: int) -> bool:
+    """Return whether a value is an integer of at least some number; a bool is none."""
+    return isinstance(value, int) and is_number(value) and value >= least
 
 
 def shape_text(shape: Sequence[Any]) -> str:
-    """A shape for messages: ``(6, 1..3)``."""
-    return f"({', '.join(map(str, map(to_python, shape)))}{',' if len(shape) == 1 else ''})"
+    """Return a shape for messages: ``(6, 1..3)``."""
+    sizes = ", ".join([str(to_python(size)) for size in shape])
+    if len(shape) == 1:
+        sizes += ","
+    return f"({sizes})"
 
 
 def ends(size: Any) -> tuple[Any, Any]:
-    """The least and the most of a size."""
-    return (size.least, size.most) if isinstance(size, Between) else (size, size)
+    """Return the least and the most of a size."""
+    if isinstance(size, Between):
+        return size.least, size.most
+    return size, size
 
 
 def fits(shape: Sequence[int], sizes: Sequence[Any]) -> bool:
-    """Whether a shape has these sizes, of which some may be `between`."""
-    if shape == sizes or len(shape) != len(sizes):
-        return bool(shape == sizes)
-    return all(least <= n <= most for n, (least, most) in zip(shape, map(ends, sizes), strict=True))
+    """Return whether a shape has these sizes, some of which may be `between`."""
+    if shape == sizes:  # most shapes; it spares the loop
+        return True
+    if len(shape) != len(sizes):
+        return False
+    for number, size in zip(shape, sizes, strict=True):
+        least, most = ends(size)
+        if not least <= number <= most:
+            return False
+    return True
