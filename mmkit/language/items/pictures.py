@@ -18,6 +18,10 @@ _ALWAYS_8_BITS = (b"\xff\xd8\xff", b"GIF8", b"RIFF")
 """How files begin that never hold more, JPEG, GIF and WebP, and whose damage PIL always reports."""
 
 
+_FAILURE = "_mmkit_failure"
+"""The attribute of a PIL image that could not be loaded, which says why."""
+
+
 def upright_rgb(image: Any, where: str) -> Any:
     """Return a PIL image as an upright RGB one, transparency on white, as vLLM makes it.
 
@@ -29,12 +33,7 @@ def upright_rgb(image: Any, where: str) -> Any:
         InputError: its file is damaged, or it has more than 8 bits per channel.
     """
     check_depth(image, where)
-    try:
-        # First of all: `getexif` reads a PNG to its end and forgets that this failed; what is
-        # loaded afterwards is black without an error.
-        image.load()
-    except Exception as error:  # of any of PIL's readers
-        raise InputError(where, "an image that can be read", _said(error)) from error
+    _load(image, where)
     with suppress(Exception):  # of EXIF data that cannot be read; the pixels are loaded
         if image.getexif().get(_ORIENTATION, 1) != 1:
             from PIL import ImageOps
@@ -48,6 +47,27 @@ def upright_rgb(image: Any, where: str) -> Any:
     white = pil().new("RGB", image.size, (255, 255, 255))
     white.paste(image, mask=image.getchannel("A"))
     return white
+
+
+def _load(image: Any, where: str) -> None:
+    """Read the pixels of a PIL image from its file.
+
+    PIL forgets that this failed: at a second attempt, or after `getexif`, which reads a PNG to its
+    end, the rest of the pixels is black and nothing is raised. So this comes before `getexif`, and
+    the failure is kept in the image.
+
+    Raises:
+        InputError: the file is damaged, now or at an attempt before.
+    """
+    failure = getattr(image, _FAILURE, "")
+    if failure:
+        raise InputError(where, "an image that can be read", failure)
+    try:
+        image.load()
+    except Exception as error:  # of any of PIL's readers
+        failure = _describe_error(error)
+        setattr(image, _FAILURE, failure)
+        raise InputError(where, "an image that can be read", failure) from error
 
 
 def check_file(data: bytes, where: str) -> None:
@@ -67,7 +87,7 @@ def check_file(data: bytes, where: str) -> None:
     try:
         image.verify()  # of a PNG: the checksums of its chunks
     except Exception as error:
-        raise InputError(where, "an image that can be read", _said(error)) from error
+        raise InputError(where, "an image that can be read", _describe_error(error)) from error
 
 
 def check_depth(image: Any, where: str) -> None:
@@ -81,7 +101,8 @@ def check_depth(image: Any, where: str) -> None:
         raise InputError(where, "an image of 8 bits per channel", f"mode {image.mode}", remedy)
 
 
-def _said(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
+    """Return an error of a reader as what a message got."""
     return f"{type(error).__name__}: {error}".rstrip(": .")
 
 
