@@ -29,7 +29,7 @@ SCOPES = ("common_kwargs", "text_kwargs", *MEDIA_SCOPES)
 
 GIB = 1 << 30
 
-_PERIOD = 4093
+_MAX_DRAWN = 4093
 """Values that are drawn for a large random item, which repeats them: drawing each would take too
 long. A prime, so that the rows of an array do not repeat."""
 
@@ -74,40 +74,48 @@ class ItemType(Part):
     most_bytes: ClassVar[int] = 2 * GIB
 
     def bind(self, scope: Scope) -> Self:
-        """This item type with its expressions evaluated on `cfg` and `proc`.
+        """Return this item type with its expressions evaluated on `cfg` and `proc`.
 
         Raises:
             SpecError: a value that the config lacks, or that is out of range.
         """
         kind: Any = type(self)
-        known: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         for name in self._names:
             with locate_errors(f"{kind.__name__}.{name}"):
-                known[name] = evaluate_all(getattr(self, name), scope)
-        return kind(**known)  # type: ignore[no-any-return]
+                arguments[name] = evaluate_all(getattr(self, name), scope)
+        return kind(**arguments)  # type: ignore[no-any-return]
 
     def split(self, data: object, where: str) -> list[Any]:
-        """The items in a caller's data, which holds one item, or several in a sequence or batch;
-        not validated yet.
+        """Return the items in a caller's data, not validated yet.
+
+        Args:
+            data: one item, or several in a sequence or a batch.
+            where: names the data in errors.
 
         Raises:
             InputError: the data cannot hold items of this type.
         """
         if not isinstance(data, self.accepted_types):
             raise InputError(where, f"{self.expected} or a list of them", describe(data))
+        sequence: Any = data
         if isinstance(data, ARRAYS):
-            several = data.ndim == self.ndim + 1  # canonical() refuses a wrong rank
+            is_batch = data.ndim == self.ndim + 1  # canonical() refuses other dimensions
         else:
-            several = isinstance(data, (list, tuple)) and not self._is_one(data)
-        return list(data) if several else [data]  # type: ignore[call-overload]
+            is_batch = isinstance(data, (list, tuple)) and not self._is_one(data)
+        if is_batch:
+            return list(sequence)
+        return [data]
 
     def _is_one(self, data: Sequence[Any]) -> bool:
-        """Whether a list or tuple is one item."""
+        """Return whether a list or a tuple is one item."""
         return False
 
     def canonical(self, value: object, where: str) -> Any:
-        """An item in its canonical form, in memory that the caller does not have: what is cached
-        must not change when the caller uses its memory again.
+        """Return an item in its canonical form.
+
+        It lies in memory that the caller does not have: what is cached must not change when the
+        caller uses its memory again.
 
         Raises:
             InputError: the item is malformed.
@@ -115,7 +123,7 @@ class ItemType(Part):
         return copy_if_shared(value, self.convert(value, where))
 
     def convert(self, value: object, where: str) -> Any:
-        """An item in its canonical form, which may lie in the memory of what came.
+        """Return an item in its canonical form, which may lie in the memory of what a caller sent.
 
         Raises:
             InputError: the item is malformed.
@@ -123,18 +131,21 @@ class ItemType(Part):
         raise NotImplementedError
 
     def canonical_all(self, values: Sequence[object], where: str) -> list[Any]:
-        """Each item in its canonical form; None stands for an item that the caller only names.
+        """Return each item in its canonical form; None for an item that the caller only names.
 
         Raises:
             InputError: an item is malformed.
         """
-        return [
-            None if value is None else self.canonical(value, f"{where}[{i}]")
-            for i, value in enumerate(values)
-        ]
+        items: list[Any] = []
+        for index, value in enumerate(values):
+            if value is None:
+                items.append(None)
+            else:
+                items.append(self.canonical(value, f"{where}[{index}]"))
+        return items
 
     def facts(self, value: Any, index: int) -> SimpleNamespace:
-        """The value of the root `item` for a canonical item.
+        """Return the value of the root `item` for a canonical item.
 
         Args:
             value: the item.
@@ -143,8 +154,8 @@ class ItemType(Part):
         raise NotImplementedError
 
     def texts(self, value: Any) -> Iterator[tuple[str, str]]:
-        """The texts in a canonical item, each with its place in the item: ``.unit`` in a record, ""
-        where the item is the text."""
+        """Yield the texts in a canonical item, each with its place in the item: ``.unit`` in a
+        record, "" where the item is the text."""
         yield from ()
 
     @property
@@ -156,7 +167,7 @@ class ItemType(Part):
         raise NotImplementedError
 
     def blank(self, *sizes: int) -> Any:
-        """A canonical item of these sizes."""
+        """Return a canonical item of these sizes."""
         raise NotImplementedError
 
     def random(self, sizes: Sequence[int], generator: np.random.Generator) -> Any:
@@ -188,16 +199,18 @@ class ItemType(Part):
             raise SpecError(where, expected, got, remedy)
 
     def bounds(self) -> list[Between]:
-        """The least and the most of each size."""
+        """Return the least and the most of each size."""
         raise NotImplementedError
 
     def nearest(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The sizes within the bounds that are nearest to the given ones."""
-        pairs = zip(sizes, self.bounds(), strict=True)
-        return tuple(min(max(size, bound.least), bound.most) for size, bound in pairs)
+        """Return the sizes within the bounds that are nearest to some sizes."""
+        nearest = []
+        for size, bound in zip(sizes, self.bounds(), strict=True):
+            nearest.append(min(max(size, bound.least), bound.most))
+        return tuple(nearest)
 
     def candidates(self, fraction: float = 1.0, most: Sequence[float] = ()) -> list[Any]:
-        """Canonical items that include the one with the most encoder rows.
+        """Return canonical items that include the one with the most encoder rows.
 
         Args:
             fraction: makes the items smaller by this factor, as far as the type allows.
@@ -212,38 +225,51 @@ class ItemType(Part):
         return items
 
     def scaled(self, sizes: Sequence[int], fraction: float) -> list[int]:
-        """Sizes, smaller by a factor."""
+        """Return sizes that are smaller by a factor."""
         return [int(size * fraction) for size in sizes]
 
     def small(self) -> list[Any]:
-        """Small canonical items, in ascending order."""
-        sizes = self.small_sizes or (tuple(bound.least for bound in self.bounds()),)
-        return [self.blank(*own) for own in sizes]
+        """Return small canonical items, in ascending order."""
+        if self.small_sizes:
+            return [self.blank(*sizes) for sizes in self.small_sizes]
+        least = [bound.least for bound in self.bounds()]
+        return [self.blank(*least)]
 
     def smallest(self) -> list[Any]:
-        """The smallest item, where every spec accepts it: binding rehearses a spec on this item
-        and on the candidates."""
-        return [] if self.small_sizes else self.small()
+        """Return the smallest item, where every spec accepts it; else none.
+
+        Binding rehearses a spec on this item and on the candidates.
+        """
+        if self.small_sizes:
+            return []
+        return self.small()
 
     def within(self, sizes: Mapping[str, int], where: str) -> ItemType:
-        """This bound item type with a largest item of at most the sizes of vLLM's
-        `limit_mm_per_prompt`.
+        """Return this bound item type with a largest item of at most some sizes.
+
+        Args:
+            sizes: by name, as in vLLM's `limit_mm_per_prompt`.
+            where: names the modality in errors.
 
         Raises:
             InputError: sizes that belong to other kinds of items.
         """
-        if unknown := {name: size for name, size in sizes.items() if name not in self.dummy_sizes}:
-            stated = " and ".join(["a count", *self.dummy_sizes])
-            got = " and ".join(f"{name}={size}" for name, size in unknown.items())
+        others = [f"{name}={size}" for name, size in sizes.items() if name not in self.dummy_sizes]
+        if others:
+            expected = " and ".join(("a count", *self.dummy_sizes))
             remedy = "State other sizes as largest in the spec."
-            raise InputError(f"{where}, limit_mm_per_prompt", stated, got, remedy)
-        most = [sizes.get(name, math.inf) for name in self.dummy_sizes]
-        largest = tuple(tuple(map(min, row, most)) for row in self.largest)
+            got = " and ".join(others)
+            raise InputError(f"{where}, limit_mm_per_prompt", expected, got, remedy)
+        limits = [sizes.get(name, math.inf) for name in self.dummy_sizes]
+        largest = []
+        for row in self.largest:
+            limited = [min(size, limit) for size, limit in zip(row, limits, strict=False)]
+            largest.append(tuple(limited))
         smaller: Any = self
-        return replace(smaller, largest=largest)  # type: ignore[no-any-return]
+        return replace(smaller, largest=tuple(largest))  # type: ignore[no-any-return]
 
     def for_function(self) -> ItemType:
-        """This item type for items that a function of the spec processes."""
+        """Return this item type for items that a function of the spec processes."""
         return self
 
     @property
@@ -252,8 +278,8 @@ class ItemType(Part):
         raise NotImplementedError
 
     def schema(self) -> dict[str, Any]:
-        """The array of an item, for clients: `shape`, with [least, most] for a size that varies,
-        and `dtype`."""
+        """Return what clients are told of the array of an item: `shape`, with [least, most] for a
+        size that varies, and `dtype`."""
         return {"shape": None, "dtype": None}
 
 
@@ -294,4 +320,4 @@ def repeated(values: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[A
 
 def num_drawn(shape: Sequence[int]) -> int:
     """Return how many values are drawn for a random array of a shape."""
-    return min(math.prod(shape), _PERIOD)
+    return min(math.prod(shape), _MAX_DRAWN)

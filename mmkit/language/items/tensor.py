@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -31,25 +31,31 @@ from .values import (
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_NUMBERS = (*_FLOATS, *_INTEGERS)
+_NUMBERS = _FLOATS + _INTEGERS
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has no arithmetic on these
+
 _ACCEPTED = {**dict.fromkeys(_NUMBERS, _NUMBERS), torch.bool: (torch.bool,)}
 """For each canonical dtype the dtypes that it accepts, where it holds their values."""
+
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _ACCEPTED}
 """The dtypes of items, by name."""
 _RANDOM_FLOAT, _RANDOM_INTEGER = 2.0, 9
 """The largest magnitude of random values, where a spec allows more."""
-_DEEPEST = 32  # levels of nested lists; more are a mistake, or a list that holds itself
+_MAX_DEPTH = 32
+"""Levels of nested lists. More are a mistake, or a list that holds itself."""
 
 
-def _sizes(shape: Any) -> tuple[Any, ...]:
+def _as_sizes(shape: Any) -> tuple[Any, ...]:
+    """Return the sizes of a shape as expressions or numbers."""
     if not isinstance(shape, (list, tuple)):
         raise SpecError("Tensor.shape", "a tuple of sizes, one per dimension", repr(shape))
     return as_expression_tuple(shape)
 
 
-def _known_dtype(dtype: Any) -> str:
-    if (name := dtype_name(dtype)) not in DTYPES:
+def _as_dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype that items may have."""
+    name = dtype_name(dtype)
+    if name not in DTYPES:
         raise SpecError("Tensor.dtype", f"one of {', '.join(DTYPES)}", repr(name))
     return name  # type: ignore[no-any-return]
 
@@ -64,7 +70,7 @@ class Tensor(ItemType):
     A floating `dtype` accepts every floating dtype (float64, numpy's default, is rounded to
     nearest), lists of numbers (rounded likewise), and integer arrays whose every value it holds
     exactly. An integer `dtype` accepts whole values in its range, of integer and floating dtypes.
-    `bool` accepts bools alone, and no other dtype accepts bools: a mask in place of values is a
+    `bool` accepts only bools, and no other dtype accepts bools: a mask in place of values is a
     mistake more often than a choice. Complex arrays are refused. A scalar (shape ``()``) may also
     be a number.
 
@@ -82,8 +88,8 @@ class Tensor(ItemType):
     Facts: `shape`, `length` (the first dimension, or 1 for a scalar), `index`.
     """
 
-    shape: Converted[tuple[Size, ...] | list[Size], tuple[Any, ...]] = parameter(_sizes)
-    dtype: Converted[str | torch.dtype, str] = parameter(_known_dtype, default="float32")
+    shape: Converted[tuple[Size, ...] | list[Size], tuple[Any, ...]] = parameter(_as_sizes)
+    dtype: Converted[str | torch.dtype, str] = parameter(_as_dtype_name, default="float32")
     bound: Converted[Expr | float | Between | None, Any] = parameter(as_expression, default=None)
     largest: Converted[Sizes | None, Any] = parameter(as_expressions, default=None)  # type: ignore[misc]
 
@@ -112,14 +118,14 @@ class Tensor(ItemType):
             if not fits(shape, bound.shape):
                 expected = f"a shape within {shape_text(bound.shape)}"
                 raise SpecError("Tensor.largest", expected, repr(shape))
-        bound = replace(bound, bound=bound._bound(), largest=largest)
+        bound = replace(bound, bound=bound._limit_bound(), largest=largest)
         for shape in largest:
             bound.check_bytes(shape)
         return bound
 
-    def _bound(self) -> Any:
-        """The bound as far as the dtype reaches: a magnitude, rounded as values are; None for all
-        integers."""
+    def _limit_bound(self) -> Any:
+        """Return the bound as far as the dtype reaches: a magnitude, rounded as values are; None
+        for all integers."""
         where, bound, dtype = "Tensor.bound", self.bound, self.torch_dtype
         if isinstance(bound, Between):
             if dtype not in _INTEGERS:
@@ -131,17 +137,20 @@ class Tensor(ItemType):
             return bound
         check_positive(bound, where)
         if dtype.is_floating_point:
-            most = min(LARGEST_FLOAT16 if bound is None else bound, torch.finfo(dtype).max)
-            return max(most, float(torch.tensor(float(most), dtype=dtype)))
-        is_all = bound is None or dtype == torch.bool or bound > torch.iinfo(dtype).max
-        return None if is_all else int(bound)
+            limit = LARGEST_FLOAT16 if bound is None else bound
+            magnitude = min(limit, torch.finfo(dtype).max)
+            # a value that equals the bound may be rounded up, and so may the bound
+            return max(magnitude, float(torch.tensor(float(magnitude), dtype=dtype)))
+        if bound is None or dtype == torch.bool or bound > torch.iinfo(dtype).max:
+            return None
+        return int(bound)
 
     @cached_property
     def expected(self) -> str:
         return f"a {shape_text(self.shape)} {self.dtype} tensor"
 
     def _is_one(self, data: Sequence[Any]) -> bool:
-        """Whether nested lists are one item, judged by their first number."""
+        """Return whether nested lists are one item, judged by their first number."""
         inner: Any = data
         for _ in range(self.ndim):
             if not isinstance(inner, (list, tuple)):
@@ -152,41 +161,48 @@ class Tensor(ItemType):
         return isinstance(inner, SCALARS)
 
     def convert(self, value: object, where: str) -> torch.Tensor:
-        tensor = self._fitting(value, where)
-        self._check(tensor, where)
+        tensor = self._as_fitting_tensor(value, where)
+        self._check_values(tensor, where)
         return self._cast(tensor)
 
     def canonical_all(self, values: Sequence[object], where: str) -> list[Any]:
+        """Return each item in its canonical form; None for an item that the caller only names.
+
+        Floats of one shape and dtype are checked together, which takes a fraction of the time.
+        """
         if len(values) > 1 and self.torch_dtype.is_floating_point:
-            with suppress(InputError):  # the first at fault is found one by one
-                tensors = [self._fitting(value, where) for value in values]
-                if len({(one.shape, one.dtype) for one in tensors}) == 1:
-                    self._check(torch.stack(tensors), where)
-                    pairs = zip(values, tensors, strict=True)
-                    return [copy_if_shared(value, self._cast(tensor)) for value, tensor in pairs]
+            with suppress(InputError):  # the first item at fault is found one by one
+                tensors = [self._as_fitting_tensor(value, where) for value in values]
+                if _are_alike(tensors):
+                    self._check_values(torch.stack(tensors), where)
+                    items = []
+                    for value, tensor in zip(values, tensors, strict=True):
+                        items.append(copy_if_shared(value, self._cast(tensor)))
+                    return items
         return super().canonical_all(values, where)
 
-    def _fitting(self, value: object, where: str) -> torch.Tensor:
-        """A value as a tensor of a dtype and a shape that are accepted."""
+    def _as_fitting_tensor(self, value: object, where: str) -> torch.Tensor:
+        """Return a value as a tensor of a dtype and a shape that are accepted."""
         tensor = _as_tensor(value, where, self)
         if tensor.dtype not in _ACCEPTED[self.torch_dtype]:
             got = f"dtype {dtype_name(tensor.dtype)}"
             raise InputError(where, self.expected, got, f"Convert it to {self.dtype}.")
         if not fits(tensor.shape, self.shape):
-            is_several = tensor.ndim > self.ndim and fits(tensor.shape[1:], self.shape)
-            remedy = "Send one tensor per item." if is_several else ""
+            remedy = ""
+            if tensor.ndim > self.ndim and fits(tensor.shape[1:], self.shape):
+                remedy = "Send one tensor per item."
             raise InputError(where, self.expected, f"shape {tuple(tensor.shape)}", remedy)
         return tensor
 
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor in the canonical dtype and order of memory."""
+        """Return a tensor in the canonical dtype and order of memory."""
         if not tensor.numel():  # may have any strides
             return torch.empty(tensor.shape, dtype=self.torch_dtype)
         if tensor.dtype == self.torch_dtype:
             return tensor.contiguous()
         return tensor.to(self.torch_dtype, memory_format=torch.contiguous_format)
 
-    def _check(self, tensor: torch.Tensor, where: str) -> None:
+    def _check_values(self, tensor: torch.Tensor, where: str) -> None:
         """Refuse values that the canonical dtype or the bound does not allow."""
         if not tensor.numel() or self.torch_dtype == torch.bool:
             return
@@ -194,23 +210,28 @@ class Tensor(ItemType):
             least, most = map(float, tensor.aminmax())  # both are NaN if any value is
             if -self.bound <= least and most <= self.bound:
                 return
-        for bad, expected, remedy in self._rules(tensor):
-            if bad.any():
-                index = bad.nonzero()[0].tolist()
-                value = tensor[tuple(index)].item()
-                known = f"{value:g}" if isinstance(value, float) else str(value)
-                got = f"{known} at {index}" if index else known
-                raise InputError(where, expected, got, remedy if math.isfinite(value) else "")
+        for rule in self._find_violations(tensor):
+            if not rule.is_bad.any():
+                continue
+            index = rule.is_bad.nonzero()[0].tolist()
+            value = tensor[tuple(index)].item()
+            got = f"{value:g}" if isinstance(value, float) else str(value)
+            if index:
+                got = f"{got} at {index}"
+            remedy = rule.remedy if math.isfinite(value) else ""
+            raise InputError(where, rule.expected, got, remedy)
 
-    def _rules(self, tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, str, str]]:
-        """Which values are refused, what is expected, and a remedy for finite ones."""
+    def _find_violations(self, tensor: torch.Tensor) -> Iterator[_Violations]:
+        """Yield the values that each rule of this type refuses."""
         to_floats, of_floats = self.torch_dtype.is_floating_point, tensor.is_floating_point()
         lowest, highest = self._range
         expected, remedy = f"{self.dtype} values from {lowest} to {highest}", ""
         if to_floats:
             expected, remedy = f"finite values of magnitude <= {highest:g}", "Check the units."
+        # float64 and int64 hold the values of both dtypes
         wide = tensor.double() if to_floats or of_floats else tensor.long()
-        yield ~((wide >= lowest) & (wide <= highest)), expected, remedy  # NaN is nowhere
+        is_outside = ~((wide >= lowest) & (wide <= highest))  # and so is NaN
+        yield _Violations(is_outside, expected, remedy)
         if to_floats == of_floats:
             return
         expected, remedy = f"whole numbers that {self.dtype} holds", ""
@@ -218,19 +239,20 @@ class Tensor(ItemType):
             expected = f"integers that {self.dtype} holds exactly"
             remedy = "Send floats to have them rounded."
         # 2**63 is no int64, and would come back as any number
-        changed = tensor.to(self.torch_dtype).to(tensor.dtype) != tensor
-        yield changed | (wide.double() >= 2.0**63), expected, remedy
+        is_changed = tensor.to(self.torch_dtype).to(tensor.dtype) != tensor
+        yield _Violations(is_changed | (wide.double() >= 2.0**63), expected, remedy)
 
     @cached_property
     def _range(self) -> tuple[Any, Any]:
-        """The least and the most of a value."""
+        """The least and the most that a value may be."""
         if isinstance(self.bound, Between):
             return ends(self.bound)
         if self.torch_dtype.is_floating_point:
             return -self.bound, self.bound
         limits = torch.iinfo(self.torch_dtype)
-        most = limits.max + 1 if self.bound is None else self.bound
-        return max(limits.min, -most), min(limits.max, most)
+        if self.bound is None:
+            return limits.min, limits.max
+        return max(limits.min, -self.bound), min(limits.max, self.bound)
 
     def facts(self, value: torch.Tensor, index: int) -> SimpleNamespace:
         shape = tuple(value.shape)
@@ -275,19 +297,48 @@ class Tensor(ItemType):
         return [Between(*ends(size)) for size in self.shape]
 
     def schema(self) -> dict[str, Any]:
-        values = {"values": _in_json(self.bound)} if isinstance(self.bound, Between) else {}
-        return {"shape": list(map(_in_json, self.shape)), "dtype": self.dtype, **values}
+        schema: dict[str, Any] = {"shape": [_in_json(size) for size in self.shape]}
+        schema["dtype"] = self.dtype
+        if isinstance(self.bound, Between):
+            schema["values"] = _in_json(self.bound)
+        return schema
+
+
+class _Violations(NamedTuple):
+    """What a rule of a `Tensor` refuses in a tensor.
+
+    Attributes:
+        is_bad: bools in the shape of the tensor.
+        expected: what the rule says.
+        remedy: for finite values.
+    """
+
+    is_bad: torch.Tensor
+    expected: str
+    remedy: str
+
+
+def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether tensors have one shape and one dtype."""
+    first = tensors[0]
+    for tensor in tensors[1:]:
+        if tensor.shape != first.shape or tensor.dtype != first.dtype:
+            return False
+    return True
 
 
 def _in_json(size: Any) -> Any:
-    """A size, or both ends of one that varies; its source where other parts of a record decide."""
+    """Return a size, or both ends of one that varies; its source where other parts of a record
+    decide."""
     if isinstance(size, Between):
-        return [*map(_in_json, ends(size))]
-    return size if isinstance(size, int) else repr(size)
+        return [_in_json(end) for end in ends(size)]
+    if isinstance(size, int):
+        return size
+    return repr(size)
 
 
 def _as_tensor(value: object, where: str, kind: Tensor) -> torch.Tensor:
-    """The value as a strided CPU tensor of its own dtype, which may share its memory."""
+    """Return a value as a strided CPU tensor of its own dtype, which may share its memory."""
     if isinstance(value, torch.Tensor):
         tensor = to_plain_tensor(value, where, kind.expected)
     else:
@@ -303,39 +354,52 @@ def _as_tensor(value: object, where: str, kind: Tensor) -> torch.Tensor:
             raise InputError(where, kind.expected, f"dtype {array.dtype}", remedy) from error
     if tensor.dtype in _UNSIGNED:
         tensor = tensor.to(torch.int64, memory_format=torch.contiguous_format)
-        if len(huge := tensor[tensor < 0]):  # what int64 does not hold
-            raise InputError(where, kind.expected, f"the value {int(huge[0]) + 2**64}")
+        is_huge = tensor < 0  # what int64 does not hold has come round to there
+        if is_huge.any():
+            got = f"the value {int(tensor[is_huge][0]) + 2**64}"
+            raise InputError(where, kind.expected, got)
     return tensor
 
 
 def _from_list(value: object, where: str, kind: Tensor) -> np.ndarray[Any, Any]:
-    """An array of a number or of nested lists of numbers. Lists have no dtype, so integers are
+    """Return a number or nested lists of numbers as an array. Lists have no dtype, so integers are
     accepted for floats."""
     numbers: tuple[type, ...] = (int, float, np.integer, np.floating)
     if kind.torch_dtype == torch.bool:
         numbers = (bool, np.bool_)
-    if odd := _first_odd(value, numbers):
-        got = f"a list that holds {odd}" if isinstance(value, (list, tuple)) else odd
+    is_list = isinstance(value, (list, tuple))
+    got = _find_other_than_numbers(value, numbers)
+    if got:
+        if is_list:
+            got = f"a list that holds {got}"
         raise InputError(where, kind.expected, got)
-    if isinstance(value, (list, tuple)) and not value:  # it tells nothing of the other sizes
+    if is_list and not value:  # it tells nothing of the other sizes
         sizes = [size.least for size in kind.bounds()[1:]]
         return np.zeros((0, *sizes), dtype=numbers[0])
+    dtype = np.float64 if kind.torch_dtype.is_floating_point else None
     try:
-        return np.array(value, dtype=np.float64 if kind.torch_dtype.is_floating_point else None)
+        return np.array(value, dtype=dtype)
     except ValueError as error:
         raise InputError(where, kind.expected, "a ragged list") from error
 
 
-def _first_odd(value: Any, numbers: tuple[type, ...], depth: int = 0) -> str | None:
-    """The first element of nested lists that is none of these numbers."""
+def _find_other_than_numbers(value: Any, numbers: tuple[type, ...], depth: int = 0) -> str:
+    """Return a description of the first element of nested lists that is none of some numbers; empty
+    where all of them are."""
     if isinstance(value, (list, tuple)):
-        if depth == _DEEPEST:
-            return f"more than {_DEEPEST} levels"
-        return next(filter(None, (_first_odd(v, numbers, depth + 1) for v in value)), None)
-    if not isinstance(value, numbers) or (isinstance(value, bool) and bool not in numbers):
+        if depth == _MAX_DEPTH:
+            return f"more than {_MAX_DEPTH} levels"
+        for element in value:
+            found = _find_other_than_numbers(element, numbers, depth + 1)
+            if found:
+                return found
+        return ""
+    is_bool = isinstance(value, bool)
+    if not isinstance(value, numbers) or (is_bool and bool not in numbers):
         return describe(value)
-    is_huge = isinstance(value, int) and not -(2**63) <= value < 2**63
-    return describe(value).removeprefix("int ") if is_huge else None
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return describe(value).removeprefix("int ")
+    return ""
 
 
 _RANDOM_LETTERS = "abc"
@@ -382,12 +446,15 @@ class Text(ItemType):
         bound = super().bind(scope)
         check_size(bound.bounds()[0], "Text.least, Text.most")
         bound.check_bytes((bound.most,))
-        alphabet, largest = bound.alphabet, bound.largest
+        alphabet = bound.alphabet
         if alphabet is not None and not (isinstance(alphabet, str) and alphabet):
             raise SpecError("Text.alphabet", "a text of at least one character", repr(alphabet))
+        largest = bound.largest
         if largest is None:
             return bound
-        texts = tuple(largest) if isinstance(largest, (list, tuple)) else (largest,)
+        texts = (largest,)
+        if isinstance(largest, (list, tuple)):
+            texts = tuple(largest)
         if not texts:
             raise SpecError("Text.largest", "at least one text", "none")
         for text in texts:
@@ -431,8 +498,8 @@ class Text(ItemType):
         return (len(value),)
 
     def blank(self, *sizes: int) -> str:
-        """A text of a length: the beginning of the largest text that the spec states, repeated, or
-        the letters of the alphabet in turn."""
+        """Return a text of a length: the beginning of the largest text that the spec states,
+        repeated, or the letters of the alphabet in turn."""
         (length,) = sizes
         letters = self.alphabet or "a"
         if self.largest and self.largest[0]:
@@ -456,5 +523,7 @@ class Text(ItemType):
         return _BYTES_OF_CHARACTER * sizes[0]
 
     def schema(self) -> dict[str, Any]:
-        alphabet = {} if self.alphabet is None else {"alphabet": self.alphabet}
-        return {"shape": [[self.least, self.most]], "dtype": "text", **alphabet}
+        schema: dict[str, Any] = {"shape": [[self.least, self.most]], "dtype": "text"}
+        if self.alphabet is not None:
+            schema["alphabet"] = self.alphabet
+        return schema
