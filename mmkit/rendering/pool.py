@@ -49,24 +49,24 @@ NICENESS = 10
 PATIENCE = 120.0
 """Seconds without an answer after which a process counts as one that hangs, and is ended."""
 
-START = 300.0
+START_TIMEOUT = 300.0
 """Seconds in which a process has to be ready: it imports torch, and the module of the spec."""
 
 _CONTEXT = get_context("spawn")
 
-_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
+_MEMORY_FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else None
 """Where files lie in memory; None, the usual temporary folder, where there is no such place."""
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
+_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 """What the system says when a file finds no room there, or may not be as large."""
 
-_LARGE = 2**16
+_MIN_FILE_SIZE = 2**16
 """Bytes that are worth a file."""
 
-_ALIGNED = 64
+_ALIGNMENT = 64
 """Bytes at whose multiples the parts of a file begin."""
 
-_SPARE = 4
+_MAX_SPARE_FILES = 4
 """Files of each process that are kept, to be written again."""
 
 
@@ -75,8 +75,8 @@ Recipe = Mapping[str, Any]
 a module holds; the tokenizer without the classes that vLLM puts around it."""
 
 
-def _pickled(recipe: Recipe, where: str) -> bytes:
-    """A recipe for another process.
+def _pickle_recipe(recipe: Recipe, where: str) -> bytes:
+    """Return a pickle of a recipe for another process.
 
     Raises:
         SpecError: it could not import the spec, or the config or the processor cannot be pickled.
@@ -86,39 +86,51 @@ def _pickled(recipe: Recipe, where: str) -> bytes:
         raise SpecError(where, "a spec that another process can import", "another one", remedy)
     file = io.BytesIO()
     try:
-        _Pickler(file).dump(recipe)
+        _RecipePickler(file).dump(recipe)
     except Exception as error:
         got = f"{type(error).__name__}: {error}".rstrip(".")
         raise SpecError(where, "a config and a processor that pickle", got) from error
     return file.getvalue()
 
 
-class _Pickler(cloudpickle.Pickler):
+class _RecipePickler(cloudpickle.Pickler):
     """Pickles a spec as the variable that holds it, and tokenizers without the thread-safe classes
     that vLLM derives from their own."""
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, Declaration) and (home := find_variable(value)):
-            return getattr, tuple(home)
-        kinds = type(value).__mro__
-        if not hasattr(value, "all_special_tokens") or not _is_local(kinds[0]):
-            return super().reducer_override(value)
-        plain: Any = next(kind for kind in kinds if not _is_local(kind))
-        copy = plain.__new__(plain)
-        vars(copy).update(vars(value))
-        return _itself, (copy,)
+        if isinstance(value, Declaration):
+            variable = find_variable(value)
+            if variable:
+                return getattr, tuple(variable)
+        if hasattr(value, "all_special_tokens") and _is_local(type(value)):
+            return _return_value, (_copy_as_plain(value),)
+        return super().reducer_override(value)
 
 
-def _is_local(kind: type) -> bool:
-    return "<locals>" in kind.__qualname__
+def _copy_as_plain(tokenizer: Any) -> Any:
+    """Return a copy of a tokenizer as one of the first of its classes that can be imported."""
+    plain_class: Any = type(tokenizer)
+    for base in type(tokenizer).__mro__:
+        if not _is_local(base):
+            plain_class = base
+            break
+    copy = plain_class.__new__(plain_class)
+    vars(copy).update(vars(tokenizer))
+    return copy
 
 
-def _itself(value: Any) -> Any:
+def _is_local(cls: type) -> bool:
+    """Return whether a class is declared in a function, so that no other process can import it."""
+    return "<locals>" in cls.__qualname__
+
+
+def _return_value(value: Any) -> Any:
+    """Return the value: what makes a copied tokenizer in the other process."""
     return value
 
 
 class RenderProcesses:
-    """Processes that process items. An item that ends its process fails its own request alone;
+    """Processes that process items. An item that ends its process fails no request but its own;
     another process takes the place.
 
     Args:
@@ -131,31 +143,34 @@ class RenderProcesses:
 
     def __init__(self, recipe: Recipe, count: int) -> None:
         self._where = f"{recipe['spec'].name}, render processes"
-        self._recipe = _pickled(recipe, self._where)
-        self._all, self._free = set[_Process](), SimpleQueue[_Process]()
+        self._recipe = _pickle_recipe(recipe, self._where)
+        self._all: set[_Process] = set()
+        self._free: SimpleQueue[_Process] = SimpleQueue()
         # one thread a process: it takes a free one, and waits for its answer
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="mmkit render")
         for _ in range(count):
-            self._begin()
+            self._start_process()
 
     def wait(self) -> None:
-        """Return when they are ready.
+        """Wait until they are ready.
 
         Raises:
             MmkitError: one of them is not; says why.
         """
         for process in list(self._all):
-            process.ready.result(START)
+            process.ready.result(START_TIMEOUT)
 
     def process(self, items: Mapping[str, Taken]) -> Future[dict[str, Processed]]:
-        """The processed fields of the items of a request, as `Plan.process` returns them. Its
-        errors are those of `Plan.process`, and MmkitError where the process ended."""
+        """Return the processed fields of the items of a request, as `Plan.process` returns them.
+
+        Its errors are those of `Plan.process`, and MmkitError where the process ended.
+        """
         return self._threads.submit(self._run, items)
 
     @property
     def pids(self) -> list[int]:
         """The ids of the processes."""
-        return [process.pid.result(START) for process in list(self._all)]
+        return [process.pid.result(START_TIMEOUT) for process in list(self._all)]
 
     def close(self) -> None:
         """End them. What waits is cancelled."""
@@ -163,7 +178,7 @@ class RenderProcesses:
         while self._all:
             self._all.pop().end()
 
-    def _begin(self) -> None:
+    def _start_process(self) -> None:
         process = _Process(self._recipe, self._where)
         self._all.add(process)
         self._free.put(process)
@@ -171,22 +186,23 @@ class RenderProcesses:
     def _run(self, items: Mapping[str, Taken]) -> dict[str, Processed]:
         process = self._free.get()
         try:
-            process.ready.result(START)
+            process.ready.result(START_TIMEOUT)
             return process.process(items)
         except (BrokenExecutor, TimeoutError) as error:
             if process in self._all:  # else they are closed
                 self._all.discard(process)
                 process.end()
-                self._begin()
-            silent = f"one that was silent for {PATIENCE:g} s and was ended"
-            got = silent if isinstance(error, TimeoutError) else "one that ended"
+                self._start_process()
+            got = "one that ended"
+            if isinstance(error, TimeoutError):
+                got = f"one that was silent for {PATIENCE:g} s and was ended"
             remedy = "Send the request again; the server's log may tell why."
             raise MmkitError(self._where, "one that answers", got, remedy) from error
         except OSError as error:
             process.make_room()
-            if error.errno not in _FULL:
+            if error.errno not in _FULL_ERRORS:
                 raise
-            place = _MEMORY or tempfile.gettempdir()
+            place = _MEMORY_FOLDER or tempfile.gettempdir()
             got = f"none: {error.strerror}"
             remedy = "Make it larger (a container by --shm-size), or send fewer items at once."
             raise MmkitError(self._where, f"room for items in {place}", got, remedy) from error
@@ -204,86 +220,107 @@ class _Process:
     """
 
     def __init__(self, recipe: bytes, where: str) -> None:
-        self._folder = tempfile.mkdtemp(prefix="mmkit-render-", dir=_MEMORY)
-        self._items = _new_file(self._folder)
-        self._spare = set[str]()
+        self._folder = tempfile.mkdtemp(prefix="mmkit-render-", dir=_MEMORY_FOLDER)
+        self._items_file = _make_file(self._folder)
+        self._spare_files: set[str] = set()
         self._pool = ProcessPoolExecutor(1, _CONTEXT)
         self.pid = self._pool.submit(os.getpid)
-        self.ready = self._pool.submit(_prepare, recipe, where, self._folder)
+        self.ready = self._pool.submit(_start_worker, recipe, where, self._folder)
 
     def process(self, items: Mapping[str, Taken]) -> dict[str, Processed]:
-        sent = _dumped(items, self._items)
-        answer = self._pool.submit(_answer, sent, [*self._spare]).result(PATIENCE)
-        return {name: [*map(self._loaded, of_items)] for name, of_items in answer.items()}
+        """Return the processed fields of items, by modality.
 
-    def _loaded(self, sent: _Sent) -> Any:
-        size = max((end for _, end in sent.spans), default=0)
-        memory = torch.from_file(sent.path, shared=True, size=size, dtype=torch.uint8).numpy()
-        # what is read refers to this array; new memory takes the kernel longer than a copy
-        weakref.finalize(memory, self._release, sent.path).atexit = False
-        self._spare.discard(sent.path)
-        parts = [memory[begin:end] for begin, end in sent.spans]
-        return pickle.loads(sent.pickled, buffers=parts)
+        Raises:
+            BrokenExecutor: the process ended.
+            TimeoutError: it did not answer in time.
+            OSError: there is no room for the items.
+        """
+        message = _write_message(items, self._items_file)
+        answer = self._pool.submit(_process_in_worker, message, list(self._spare_files))
+        fields: dict[str, Processed] = {}
+        for name, messages in answer.result(PATIENCE).items():
+            fields[name] = [self._read_answer(message) for message in messages]
+        return fields
 
-    def _release(self, path: str) -> None:
-        """A file may be written again."""
-        if len(self._spare) < _SPARE:
-            self._spare.add(path)
+    def _read_answer(self, message: _Message) -> Any:
+        size = max((span.end for span in message.spans), default=0)
+        memory = torch.from_file(message.path, shared=True, size=size, dtype=torch.uint8).numpy()
+        # the value refers to this array, and the file is written again once nobody has the value:
+        # new memory takes the kernel longer than a copy
+        weakref.finalize(memory, self._release_file, message.path).atexit = False
+        self._spare_files.discard(message.path)
+        buffers = [memory[span.begin : span.end] for span in message.spans]
+        return pickle.loads(message.pickle, buffers=buffers)
+
+    def _release_file(self, path: str) -> None:
+        """Keep a file that nobody reads any more, to be written again, or remove it."""
+        if len(self._spare_files) < _MAX_SPARE_FILES:
+            self._spare_files.add(path)
         else:
             Path(path).unlink(missing_ok=True)
 
     def make_room(self) -> None:
         """Give back the memory of the files that are kept to be written again."""
-        os.truncate(self._items, 0)
-        while self._spare:
-            Path(self._spare.pop()).unlink(missing_ok=True)
+        os.truncate(self._items_file, 0)
+        while self._spare_files:
+            Path(self._spare_files.pop()).unlink(missing_ok=True)
 
     def end(self) -> None:
+        """Kill the process, and remove its files."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         with suppress(BrokenExecutor, CancelledError, TimeoutError, ProcessLookupError):
             os.kill(self.pid.result(0), signal.SIGKILL)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class _Sent(NamedTuple):
+class _Span(NamedTuple):
+    """The bytes of a file from `begin` to before `end`."""
+
+    begin: int
+    end: int
+
+
+class _Message(NamedTuple):
     """A value on its way to another process.
 
     Attributes:
-        pickled: its pickle, without what is large.
-        path: of the file that holds what is large.
-        spans: where that lies in the file.
+        pickle: its pickle, without its large buffers.
+        path: the file that holds these.
+        spans: where each lies in the file.
     """
 
-    pickled: bytes
+    pickle: bytes
     path: str
-    spans: list[tuple[int, int]]
+    spans: list[_Span]
 
 
-def _new_file(folder: str) -> str:
+def _make_file(folder: str) -> str:
     file, path = tempfile.mkstemp(dir=folder)
     os.close(file)
     return path
 
 
-def _dumped(value: Any, path: str) -> _Sent:
-    """A value for another process; what is large of it goes to a file."""
-    large: list[memoryview] = []
+def _write_message(value: Any, path: str) -> _Message:
+    """Return a value for another process; its large buffers go to a file."""
+    large_buffers: list[memoryview] = []
 
-    def is_small(buffer: pickle.PickleBuffer) -> bool:
+    def keep_in_pickle(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
-        if raw.nbytes >= _LARGE:
-            large.append(raw)
-        return raw.nbytes < _LARGE
+        if raw.nbytes < _MIN_FILE_SIZE:
+            return True
+        large_buffers.append(raw)
+        return False
 
-    pickled = io.BytesIO()
-    _ItemPickler(pickled, protocol=5, buffer_callback=is_small).dump(value)
-    spans: list[tuple[int, int]] = []
+    stream = io.BytesIO()
+    _ItemPickler(stream, protocol=5, buffer_callback=keep_in_pickle).dump(value)
+    spans: list[_Span] = []
     with open(path, "r+b") as file:
-        for raw in large:
-            begin = math.ceil(file.tell() / _ALIGNED) * _ALIGNED
+        for raw in large_buffers:
+            begin = math.ceil(file.tell() / _ALIGNMENT) * _ALIGNMENT
             file.seek(begin)
-            spans.append((begin, begin + file.write(raw)))
-    return _Sent(pickled.getvalue(), path, spans)
+            size = file.write(raw)
+            spans.append(_Span(begin, begin + size))
+    return _Message(stream.getvalue(), path, spans)
 
 
 class _ItemPickler(pickle.Pickler):
@@ -293,7 +330,7 @@ class _ItemPickler(pickle.Pickler):
         if type(value) is torch.Tensor and value.layout is torch.strided:
             plain = value.detach().resolve_conj().resolve_neg().contiguous()
             data = plain.reshape(-1).view(torch.uint8).numpy()
-            return _tensor, (data, value.dtype, value.shape)
+            return _make_tensor, (data, value.dtype, value.shape)
         if getattr(value, "mode", None) == "RGB":
             from PIL import Image
 
@@ -301,55 +338,81 @@ class _ItemPickler(pickle.Pickler):
         return NotImplemented
 
 
-def _tensor(data: Any, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+def _make_tensor(data: Any, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
     return torch.from_numpy(data).view(dtype).reshape(shape)
 
 
-_plan: Plan
-_folder: str
-"""Those of a render process."""
+# -- in a render process ---------------------------------------------------------------------------
 
 
-def _prepare(recipe: bytes, where: str, folder: str) -> None:
+class _Worker:
+    """What a render process has.
+
+    Args:
+        plan: processes the items.
+        folder: holds the files of its answers.
+    """
+
+    def __init__(self, plan: Plan, folder: str) -> None:
+        self._plan = plan
+        self._folder = folder
+
+    def process(self, message: _Message, spare_files: list[str]) -> dict[str, list[_Message]]:
+        """Return the processed fields of items, each in a file of its own.
+
+        Args:
+            message: the items.
+            spare_files: may be written again.
+        """
+        # copies: the file is written again for the next request
+        buffers = []
+        for span in message.spans:
+            size = span.end - span.begin
+            buffers.append(np.fromfile(message.path, np.uint8, size, offset=span.begin))
+        items = pickle.loads(message.pickle, buffers=buffers)
+        fields_by_modality = self._plan.process(items)
+        paths: list[str] = []
+        answers: dict[str, list[_Message]] = {}
+        try:
+            for name, fields in fields_by_modality.items():
+                answers[name] = []
+                for fields_of_item in fields:
+                    path = spare_files.pop() if spare_files else _make_file(self._folder)
+                    paths.append(path)
+                    answers[name].append(_write_message(fields_of_item, path))
+        except OSError:  # there is no room; nobody else would remove them
+            for path in paths:
+                Path(path).unlink(missing_ok=True)
+            raise
+        return answers
+
+
+_worker: _Worker
+"""The worker of this process: a pool of processes can call functions of a module only."""
+
+
+def _start_worker(recipe: bytes, where: str, folder: str) -> None:
     """Make this process a render process."""
     torch.set_num_threads(1)
-    Thread(target=_end_with_parent, daemon=True).start()
-    global _plan, _folder
-    _folder = folder
+    Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    global _worker
     try:
-        _plan = bind(**pickle.loads(recipe))
+        _worker = _Worker(bind(**pickle.loads(recipe)), folder)
     except Exception as error:  # of the spec, or of what its module imports
         got = f"{type(error).__name__}: {error}".rstrip(".")
         raise MmkitError(where, "one that starts", got) from error
     os.nice(NICENESS)
 
 
-def _end_with_parent() -> None:
+def _process_in_worker(message: _Message, spare_files: list[str]) -> dict[str, list[_Message]]:
+    """Return the processed fields of items; see `_Worker.process`."""
+    return _worker.process(message, spare_files)
+
+
+def _end_with_parent(folder: str) -> None:
+    """End this process when the server has ended, also where it was killed."""
     parent = parent_process()
     assert parent is not None
     parent.join()
-    shutil.rmtree(_folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
-
-
-def _answer(sent: _Sent, spare: list[str]) -> dict[str, list[_Sent]]:
-    """The processed fields of items, each in a file of its own."""
-    # copies: the file is written again for the next request
-    buffers = [
-        np.fromfile(sent.path, np.uint8, end - begin, offset=begin) for begin, end in sent.spans
-    ]
-    items = pickle.loads(sent.pickled, buffers=buffers)
-    done = _plan.process(items)
-    paths, written = [*spare], list[str]()
-    answers: dict[str, list[_Sent]] = {}
-    try:
-        for name, fields in done.items():
-            answers[name] = []
-            for field in fields:
-                written.append(paths.pop() if paths else _new_file(_folder))
-                answers[name].append(_dumped(field, written[-1]))
-    except OSError:  # there is no room; nobody else would remove them
-        for path in written:
-            Path(path).unlink(missing_ok=True)
-        raise
-    return answers
