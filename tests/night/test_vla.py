@@ -18,7 +18,7 @@ from examples.vla.checkpoint import BINS, PADDING, STATISTICS, make_checkpoint
 from mmkit import InputError
 from mmkit.model.sampling import sampling_params
 from mmkit.serve import Client
-from tests.unit.common import refused
+from tests.unit.common import expect_refusal
 
 from .vla import OVERRIDES, WITH_TABLES
 
@@ -111,7 +111,7 @@ def test_drafts_keep_to_an_output_of_one_range(
         outputs["action"].decode(ids)
     got = "one that makes no logits processor of mmkit's, as with speculative decoding"
     sentence = f"vla.outputs.table: expected an engine that confines each position, got {got}. Start it without …"
-    refused(InputError, sentence, sampling_params, outputs["table"], llm)
+    expect_refusal(InputError, sentence, sampling_params, outputs["table"], llm)
 
 
 def test_over_http(checkpoint: Path, tmp_path: Path) -> None:

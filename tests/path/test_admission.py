@@ -14,7 +14,7 @@ from mmkit.plan.soundness import compute_largest_magnitude
 from mmkit.testing.vllm_path import render
 from mmkit.vllm_api.admission import PROMPT_EMBEDS, Refused, admit
 from tests.path.plain import ONES, ids, plain, processor
-from tests.unit.common import refused
+from tests.unit.common import expect_refusal
 
 WIDTH = processor(plain()).plan.hidden_size
 GOOD = torch.zeros(3, WIDTH)
@@ -78,7 +78,7 @@ def test_a_model_in_float16_carries_less() -> None:
     admit(plan, {"prompt_embeds": torch.full_like(GOOD, -bound)}, trusts=False)
     expected = "values of magnitude <= 16384, which a model in float16 carries"
     sentence = f"plain.prompt_embeds: expected {expected}, got 20000."
-    refused(Refused, sentence, admit_embeds, plan, torch.full_like(GOOD, -20000.0))
+    expect_refusal(Refused, sentence, admit_embeds, plan, torch.full_like(GOOD, -20000.0))
 
 
 def test_ids_at_embedded_positions_are_not_read() -> None:
@@ -95,4 +95,4 @@ def test_a_model_of_raw_input_reads_no_prompt() -> None:
     plan = processor(ModelSpec("raw", raw)).plan
     remedy = "The model reads nothing of a prompt."
     sentence = f"raw.prompt_embeds: expected one item per request, got embeddings of a prompt. {remedy}"
-    refused(Refused, sentence, admit_embeds, plan, GOOD)
+    expect_refusal(Refused, sentence, admit_embeds, plan, GOOD)

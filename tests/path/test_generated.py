@@ -19,7 +19,7 @@ from mmkit.testing import processors, vllm_path
 from mmkit.vllm_api.pipeline import Request
 from tests.path.plain import ONES, ids, plain, processor, run
 from tests.path.planted import checkpoint
-from tests.unit.common import modality
+from tests.unit.common import make_modality
 
 
 class RegisteredForCausalLM(processors.StandIn):
@@ -103,7 +103,7 @@ def test_registration() -> None:
 )
 def test_dummy_items_have_the_sizes_that_the_server_states(item: Any, name: str, sizes: Any, facts: Any) -> None:
     """As vLLM's own classes do: sizes above the largest item change nothing, requests may be larger."""
-    own = modality(name, item=item, layout=embed(9) * 3, process=lambda items, _: {"x": [0] * len(items)})
+    own = make_modality(name, item=item, layout=embed(9) * 3, process=lambda items, _: {"x": [0] * len(items)})
     spec = ModelSpec("sized", own)
     instance = processor(spec, limit_mm_per_prompt={name: {"count": 2, **sizes}})
     _, items = instance.dummy_inputs.worst(256, {name: 2}, instance.info.ctx.get_mm_config().limit_per_prompt)

@@ -36,7 +36,7 @@ from tests.path.planted import checkpoint
 from tests.profiles import scaled
 from tests.random_specs import write_checkpoint
 from tests.spaced import spaced
-from tests.unit.common import refused
+from tests.unit.common import expect_refusal
 
 UNSHRUNK = settings(phases=[Phase.generate], max_examples=2000, database=None)
 """Whether there is an example is the question."""
@@ -108,7 +108,7 @@ def test_a_field_that_an_option_contradicts() -> None:
     sentence = f"plain, mm_processor_kwargs: {of_item}"
     where = "\n    in the processing of frames: …, mm_processor_kwargs {'length': 2}"
     law = partial(testing.check_law, examples=20)
-    refused(testing.Violation, f"cache: OptionsError: {sentence}{where}", law, "cache", subject)
+    expect_refusal(testing.Violation, f"cache: OptionsError: {sentence}{where}", law, "cache", subject)
 
 
 def test_embeddings_that_a_registered_processor_refuses() -> None:
@@ -124,7 +124,7 @@ def test_items_without_a_strategy() -> None:
         expected = "something odd"
 
     sentence = "items(): expected one of mmkit's item types, got Odd. Give samples= a strategy for its modality."
-    refused(TypeError, sentence, strategies.items, Odd())
+    expect_refusal(TypeError, sentence, strategies.items, Odd())
 
 
 GRAPHS = ModelSpec(

@@ -16,7 +16,7 @@ from mmkit.model.sound import get_unsound_items_metric
 from mmkit.testing import Violation, check_law
 from mmkit.testing.vllm_model import compute_rows, load_model, merge_rows
 from mmkit.testing.vllm_path import run
-from tests.unit.common import refused
+from tests.unit.common import expect_refusal
 
 from .planted import HIDDEN, ID, MIXED, Derived, _Encoders, with_model
 
@@ -38,7 +38,7 @@ CLASSES: list[tuple[tuple[type, ...], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("bases", "methods", "sentence"), CLASSES, ids=["no mixin", "second", "no encoder", "names"])
 def test_a_class_that_cannot_run_the_spec(bases: tuple[type, ...], methods: dict[str, Any], sentence: str) -> None:
-    refused(SpecError, f"mixed, Robot{sentence}", MIXED.register, type("Robot", bases, methods))
+    expect_refusal(SpecError, f"mixed, Robot{sentence}", MIXED.register, type("Robot", bases, methods))
 
 
 def test_raw_input_comes_to_forward() -> None:
@@ -52,7 +52,7 @@ def test_raw_input_comes_to_forward() -> None:
     check_class(raw, Robot)
     Robot.forward = lambda self, input_ids, pixels, mask: None  # type: ignore
     sentence = "raw, Robot.forward: expected the fields (pixels) as parameters, got (input_ids, pixels, mask)."
-    refused(SpecError, sentence, check_class, raw, Robot)
+    expect_refusal(SpecError, sentence, check_class, raw, Robot)
 
 
 @pytest.mark.parametrize(

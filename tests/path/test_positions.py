@@ -26,7 +26,7 @@ from mmkit import (
     later,
 )
 from mmkit.model.mrope import get_mrope_input_positions
-from tests.unit.common import modality
+from tests.unit.common import make_modality
 
 START, END, IMAGE, VIDEO = 1, 2, 3, 4
 MERGE = 2
@@ -42,7 +42,7 @@ def media(name: str, token: int, *scale: Any) -> Modality:
     t, h, w = grid[0], grid[1] // cfg.vision_config.spatial_merge_size, grid[2] // cfg.vision_config.spatial_merge_size
     declared = {f"{name}_grid_thw": batched(), **({"second_per_grid_ts": batched()} if scale else {})}
     known = {f"{name}_grid_thw": torch.tensor([1, MERGE, MERGE]), "second_per_grid_ts": torch.tensor(1.0)}
-    return modality(
+    return make_modality(
         name,
         item=Tensor((between(1, 4),)),
         layout=embed(token) * (t * h * w),

@@ -24,7 +24,7 @@ from mmkit.testing.differences import find_difference
 from mmkit.vllm_api import offload
 from tests.path.test_gallery import subject
 from tests.profiles import scaled
-from tests.unit.common import CONFIG, modality, refused
+from tests.unit.common import CONFIG, expect_refusal, make_modality
 
 
 def requests_are_the_same(name):
@@ -72,7 +72,7 @@ def process(items, scope):
     return {"x": items}
 
 
-SPEC = ModelSpec("spec", modality(item=Tensor(shape=(between(1, 9999), 2)), process=process))
+SPEC = ModelSpec("spec", make_modality(item=Tensor(shape=(between(1, 9999), 2)), process=process))
 RECIPE = {"spec": SPEC, "config": CONFIG}
 
 
@@ -90,7 +90,7 @@ def processes():
 
 def test_a_refusal_is_the_same(processes):
     sentence = "spec.m[0]: expected a number that is not -1, got -1."
-    refused(InputError, sentence, processes.process(items(-1)).result, 60)
+    expect_refusal(InputError, sentence, processes.process(items(-1)).result, 60)
 
 
 def test_what_is_held_stays(processes):
@@ -109,7 +109,7 @@ def test_a_folder_without_room_costs_a_request():
         held = processes.process(items(1, 1, 1)).result(60)["m"][2]["x"]
         processes.process(items(-3)).result(60)
         sentence = "spec, render processes: expected room for items in …, got none: File too large. Make it larger…"
-        refused(MmkitError, sentence, processes.process(items(2, 2, 2)).result, 60)
+        expect_refusal(MmkitError, sentence, processes.process(items(2, 2, 2)).result, 60)
         assert float(processes.process(items(3)).result(60)["m"][0]["x"][0, 0]) == 3
         processes.process(items(-4)).result(60)
         again = processes.process(items(4, 4, 4)).result(60)["m"][2]["x"]
@@ -139,4 +139,4 @@ def test_an_end_costs_one_request(processes, how, monkeypatch):
 def test_what_another_process_cannot_import_is_refused():
     local = ModelSpec("mine", *SPEC.modalities)
     sentence = "mine, render processes: expected a spec that another process can import…"
-    refused(SpecError, sentence, RenderProcesses, {"spec": local}, 1)
+    expect_refusal(SpecError, sentence, RenderProcesses, {"spec": local}, 1)

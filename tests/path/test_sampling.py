@@ -19,7 +19,7 @@ from mmkit import InputError, Output, any_id, literal
 from mmkit.language.expr import Scope
 from mmkit.model import sampling
 from mmkit.plan.output import BoundOutput
-from tests.unit.common import refused
+from tests.unit.common import expect_refusal
 
 VOCABULARY, PLACEHOLDER = 16, 15
 LAYOUTS = {
@@ -130,7 +130,7 @@ def test_a_temperature_beside_drafts_on_a_cpu(drafts: Any) -> None:
     is_lost = temperatures.tolist() != [0.5, 0.5]
     assert sampling.sampling_params(output, engine, temperature=0.0).temperature == 0.0
     if drafts and is_lost:
-        refused(
+        expect_refusal(
             InputError,
             "m.outputs.same: expected temperature=0 beside speculative_config on a CPU, got 0.7. This vLLM samples "
             "drafts there at arbitrary temperatures, masked ids included.",

@@ -21,7 +21,7 @@ from mmkit.serve.engine import LostItem
 from mmkit.serve.errors import REFUSED, make_info
 from mmkit.serve.protocol import Limits
 from tests.path.serve_app import SHUTDOWN_ERROR, get_state, serve
-from tests.unit.common import refused
+from tests.unit.common import expect_refusal
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -299,5 +299,5 @@ def test_a_session_whose_chunk_fails_because_the_server_stops_ends(error):
 def test_a_process_that_does_not_serve_is_an_error(code, seconds, message):
     server = Server("model", port=8000, start_seconds=seconds)
     server._command = [sys.executable, "-c", code]
-    refused(MmkitError, f"http://127.0.0.1:8000: {message} Give it a log file to see why.", server.start)
+    expect_refusal(MmkitError, f"http://127.0.0.1:8000: {message} Give it a log file to see why.", server.start)
     assert server.process.poll() is not None

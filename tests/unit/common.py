@@ -1,6 +1,7 @@
-"""What the tests of this folder share: a config, a tokenizer, a spec of one modality, and how a refusal is told."""
+"""A config, a tokenizer, a spec of one modality and checks of refusals, which many tests share."""
 
 import re
+from contextlib import contextmanager
 from inspect import ismodule
 from math import ceil, floor
 from types import SimpleNamespace
@@ -13,9 +14,13 @@ from mmkit.language.expr import dependencies
 from mmkit.language.layout import ItemTokens, nothing
 from mmkit.plan.placement import ItemLayout, ResolvedUpdate
 
-NAMES = {name: value for name, value in vars(mmkit).items() if name[0] != "_" and not ismodule(value)}
+NAMES = {}
+for public_name, public in vars(mmkit).items():
+    if not public_name.startswith("_") and not ismodule(public):
+        NAMES[public_name] = public
+# two functions of Python, and a layout that mmkit does not export
 NAMES |= {"ceil": ceil, "floor": floor, "nothing": nothing}
-"""For `eval` of a repr."""
+"""What `eval` of a repr needs."""
 
 CONFIG = SimpleNamespace(vocab_size=200, n=2, size=7, minus=-1, text="x")
 
@@ -24,25 +29,42 @@ class Tokenizer:
     """One id per character, and a few tokens, one of them outside the vocabulary."""
 
     all_special_ids = (7, 8, 181, 182)
-    eos_token_id, unk_token_id = 151, 152
+    eos_token_id = 151
+    unk_token_id = 152
 
     def get_vocab(self):
         return {"<image>": 7, "<im_end>": 8, "<|image_1|>": 181, "<|image_2|>": 182, "<far>": 200, "word": 153}
 
     def encode(self, text, add_special_tokens):
-        return ([1] if add_special_tokens else []) + [152 if c == "\N{SNOWMAN}" else ord(c) for c in text]
+        ids = [1] if add_special_tokens else []
+        for character in text:
+            ids.append(self.unk_token_id if character == "\N{SNOWMAN}" else ord(character))
+        return ids
 
     def decode(self, ids, skip_special_tokens):
         assert not skip_special_tokens
-        return "".join(map(chr, ids))
+        return "".join(chr(token) for token in ids)
 
 
-def modality(name="m", **options):
-    plain = dict(item=Tensor(shape=(2, cfg.n)), layout=embed(5), update=already_expanded(), fields={"x": batched()})
-    return Modality(name, **{**plain, **options})
+def make_modality(name="m", **options):
+    """Return a modality of 2 x 2 tensors, each one position of the id 5, with these options in place of its own."""
+    all_options = {
+        "item": Tensor(shape=(2, cfg.n)),
+        "layout": embed(5),
+        "update": already_expanded(),
+        "fields": {"x": batched()},
+    }
+    all_options.update(options)
+    return Modality(name, **all_options)
 
 
-def plan_of(*modalities, processor=None, **prompts):
+def bind_modality(**options):
+    """Return the modality "m" with these options, bound as the only one of a plan."""
+    return bind_plan(make_modality(**options)).modalities["m"]
+
+
+def bind_plan(*modalities, processor=None, **prompts):
+    """Return the plan of a spec of these modalities, for CONFIG and Tokenizer."""
     return ModelSpec("spec", *modalities, **prompts).bind(CONFIG, Tokenizer(), processor=processor)
 
 
@@ -52,39 +74,48 @@ UPDATES = {
     "start": insert(at="start"),
     "after": insert(after=0),
 }
+"""An update of each kind; the target of it is resolved apart from it."""
 
 
-def alternatives(*ways, embeds=(5,)):
-    """The ways to place an item, each a kind, a target and the ids that all share, of which encoder rows go at
-    `embeds`."""
-    (ids,) = {tuple(ids) for _, _, ids in ways}
-    placeholder = ItemTokens(list(ids), bytes(token in embeds for token in ids))
-    return ItemLayout(placeholder, [ResolvedUpdate(UPDATES[kind], tuple(target)) for kind, target, _ in ways])
+def make_item_layout(ids, updates, embeds=(5,)):
+    """Return the layout of an item: its ids, with encoder rows where one of `embeds` is, and its updates, each a pair
+    of a key of UPDATES and the ids of its target."""
+    tokens = ItemTokens(list(ids), bytes(token in embeds for token in ids))
+    return ItemLayout(tokens, [ResolvedUpdate(UPDATES[kind], tuple(target)) for kind, target in updates])
 
 
-def leaves_of(*exprs):
-    """The leaves of several expressions, as one compares them."""
-    return frozenset().union(*map(dependencies, exprs))
+def find_leaves(*exprs):
+    """Return the leaves of several expressions as one set."""
+    leaves = set()
+    for expr in exprs:
+        leaves |= dependencies(expr)
+    return frozenset(leaves)
 
 
-def bound(**options):
-    """One modality of a plan."""
-    return plan_of(modality(**options)).modalities["m"]
-
-
-def outcome(call, *way):
-    """What comes of a call, or the sentence with which it is refused."""
+def get_outcome(function, *arguments):
+    """Return what a call returns, or the sentence of its InputError."""
     try:
-        return call(*way)
+        return function(*arguments)
     except InputError as error:
         return str(error)
 
 
-def refused(error, text, provoke, *way):
-    """The whole sentence of an error that is exactly of this class; `…` stands for words that another test has."""
+@contextmanager
+def refuses(error, sentence):
+    """Check that the block raises an error of exactly this class with this sentence; yield what pytest caught.
+
+    `…` in the sentence stands for words that another test has.
+    """
     with pytest.raises(error) as caught:
-        provoke(*way)
-    said = str(caught.value)
+        yield caught
+    message = str(caught.value)
+    pattern = ".+".join(re.escape(words) for words in sentence.split("…"))
     assert type(caught.value) is error
-    assert re.fullmatch(".+".join(map(re.escape, text.split("…"))), said), said
-    return said
+    assert re.fullmatch(pattern, message), message
+
+
+def expect_refusal(error, sentence, function, *arguments):
+    """Call a function that must raise such an error, as `refuses()` says; return the whole sentence."""
+    with refuses(error, sentence) as caught:
+        function(*arguments)
+    return str(caught.value)

@@ -16,7 +16,7 @@ from PIL import Image
 from examples import batch
 from mmkit import InputError, MmkitError
 
-from .common import refused
+from .common import expect_refusal
 
 
 @given(st.lists(st.none() | st.integers(0, 3), min_size=1, max_size=5), array_shapes(max_dims=3, max_side=4))
@@ -61,7 +61,7 @@ def test_refuses_inputs(tmp_path: Path, columns: dict[str, Any] | None, sentence
     if columns is not None:
         pq.write_table(pa.table(columns), tmp_path / "in.parquet")
     file = tmp_path / "in.parquet"
-    refused(MmkitError, f"{file}{sentence}", batch.run, file, tmp_path / "out", dict, {})
+    expect_refusal(MmkitError, f"{file}{sentence}", batch.run, file, tmp_path / "out", dict, {})
 
 
 def test_refuses_the_folder_of_another_run(tmp_path: Path) -> None:
@@ -70,4 +70,4 @@ def test_refuses_the_folder_of_another_run(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     batch._write(tmp_path / "out" / "part-000000.parquet", table, '["dict", {"model": "a"}]')
     sentence = '…: expected the answers of ["dict", {"model": "b"}], got ["dict", {"model": "a"}]…'
-    refused(MmkitError, sentence, batch.run, tmp_path / "in.parquet", tmp_path / "out", dict, {"model": "b"})
+    expect_refusal(MmkitError, sentence, batch.run, tmp_path / "in.parquet", tmp_path / "out", dict, {"model": "b"})

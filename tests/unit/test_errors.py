@@ -16,7 +16,7 @@ from mmkit.errors import (
     report_as_spec_error,
 )
 
-from .common import CONFIG, modality
+from .common import CONFIG, make_modality
 
 
 def test_a_place_is_put_in_front_of_the_same_exception():
@@ -98,7 +98,7 @@ def test_an_error_moves_to_another_path():
 
 def test_a_misspelt_attribute_of_the_config_prints_one_cause_at_most():
     with pytest.raises(SpecError) as caught:
-        ModelSpec("spec", modality("a", layout=embed(5) * cfg.nope)).bind(CONFIG)
+        ModelSpec("spec", make_modality("a", layout=embed(5) * cfg.nope)).bind(CONFIG)
     text = "".join(traceback.format_exception(caught.value))
     assert text.count("direct cause") <= 1
     assert text.count("During handling") == 0

@@ -31,7 +31,7 @@ from mmkit.language.expr import (
 )
 from mmkit.language.vocabulary import Vocabulary
 
-from .common import NAMES, Tokenizer, leaves_of
+from .common import NAMES, Tokenizer, find_leaves
 
 CONFIG = {"a": 3, "b": 7, "zero": 0, "half": 0.5}
 ITEM = {"width": 5, "height": 2, "index": 0}
@@ -202,9 +202,9 @@ def test_calls_are_folded_once_their_arguments_are_known():
         return width * height
 
     call = later(area)(cfg.a, item.width)
-    assert dependencies(call) == leaves_of(cfg.a, item.width)
+    assert dependencies(call) == find_leaves(cfg.a, item.width)
     folded = fold(call, SCOPE)
-    assert dependencies(folded) == leaves_of(item.width)
+    assert dependencies(folded) == find_leaves(item.width)
     assert evaluate(folded, SCOPE) == evaluate(folded, SCOPE) == 15
     assert later(area)(3, 4) == 12, "nothing is known later"
     assert asked == [(3, 5), (3, 4)]
@@ -232,7 +232,7 @@ def test_plain_functions_see_the_scope_and_are_never_folded():
 
     assert evaluate(maximum(one, cfg.b), SCOPE) == 15
     assert evaluate(as_expression(lambda scope: scope.fields.one), SCOPE) == 3
-    assert dependencies(maximum(one, cfg.a)) == leaves_of(as_expression(one), cfg.a)
+    assert dependencies(maximum(one, cfg.a)) == find_leaves(as_expression(one), cfg.a)
     assert isinstance(fold(as_expression(one), SCOPE), Expr)
     assert is_equal_declaration(as_expression(one), as_expression(one))
     assert not is_equal_declaration(as_expression(one), as_expression(lambda scope: scope.cfg.a * scope.item.width))

@@ -19,7 +19,7 @@ from mmkit.language.expr import Scope
 from mmkit.language.items.base import flatten_options, select_options
 from mmkit.language.items.memory import copy_if_shared
 
-from .common import outcome
+from .common import get_outcome
 
 CONFIG = Scope(cfg=SimpleNamespace(n=2, d=3, big=100, size=[8, 4]))
 AT = "spec.modality[3]"
@@ -144,8 +144,8 @@ def test_several_are_taken_as_each_alone(drawn):
     kind = bound(shape=(between(1, 3), 2))
     values = [make(torch.full((rows, 2), number)) for make, number, rows in drawn]
 
-    alone = outcome(lambda: [form(kind.canonical(value, f"{AT}[{i}]")) for i, value in enumerate(values)])
-    assert outcome(lambda: [*map(form, kind.canonical_all(values, AT))]) == alone
+    alone = get_outcome(lambda: [form(kind.canonical(value, f"{AT}[{i}]")) for i, value in enumerate(values)])
+    assert get_outcome(lambda: [*map(form, kind.canonical_all(values, AT))]) == alone
 
 
 def test_the_callers_data_is_not_changed():
@@ -467,8 +467,8 @@ def test_letters_of_a_text():
     kind = Text(most=4, alphabet="ACGTN").bind(CONFIG)
     sentence = f"{AT}: expected a text of 1..4 characters among 'ACGTN', got"
     assert kind.canonical("ACGN", AT) == "ACGN"
-    assert outcome(kind.canonical, "ACga", AT) == f"{sentence} 'g' at 2."
-    assert outcome(kind.canonical, "ACGTN", AT) == f"{sentence} 5 of them."
+    assert get_outcome(kind.canonical, "ACga", AT) == f"{sentence} 'g' at 2."
+    assert get_outcome(kind.canonical, "ACGTN", AT) == f"{sentence} 5 of them."
     assert kind.schema() == {"shape": [[1, 4]], "dtype": "text", "alphabet": "ACGTN"}
 
 

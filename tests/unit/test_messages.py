@@ -57,7 +57,12 @@ from mmkit.plan.bind import plan_for_options
 from mmkit.plan.layouts import TooManyRows
 from mmkit.plan.placement import NotFound, PromptForm, place
 
-from .common import CONFIG, Tokenizer, alternatives, bound, modality, plan_of, refused
+from .common import CONFIG, Tokenizer
+from .common import bind_modality as bound
+from .common import bind_plan as plan_of
+from .common import expect_refusal as refused
+from .common import make_item_layout as alternatives
+from .common import make_modality as modality
 
 PIXELS, FRAMES = np.zeros((4, 5, 3), np.uint8), np.zeros((2, 4, 5, 3), np.uint8)
 LONGER, WIDER = np.zeros((4, 4, 3)), np.zeros((4, 5, 3))
@@ -154,7 +159,7 @@ def beside(rows, **told):
 
 def put(prompt, *ways):
     """Place an item by each of these ways, a kind and a target."""
-    return place(prompt, {"m": [alternatives((*way, [5, 5])) for way in ways]}, "spec")
+    return place(prompt, {"m": [alternatives([5, 5], [way]) for way in ways]}, "spec")
 
 
 def odd(length):
@@ -173,8 +178,8 @@ ODD = [
 
 def put_two(prompt):
     """Place two images, whose target is 1, and a video, whose layout has a 1 in it."""
-    image = alternatives(("replace", [1], [1, 1]), embeds=(1,))
-    video = alternatives(("replace", [3], [7, 1, 8]), embeds=(1,))
+    image = alternatives([1, 1], [("replace", [1])], embeds=(1,))
+    video = alternatives([7, 1, 8], [("replace", [3])], embeds=(1,))
     return place(prompt, {"image": [image] * 2, "video": [video]}, "spec")
 
 
@@ -674,14 +679,14 @@ MISSING = [
     ("spec.m: expected 1 target [3] in the prompt for 1 item, got 0. Write one target per item, and nothing else …",
      lambda: put([1], ("replace", [3]))),
     ("spec.m: expected 1 target [3] in the prompt for 1 item, got 0. …",
-     lambda: place([1], {"m": [alternatives(("replace", [3], [5]))]}, "spec", forms=[PromptForm.MIXED])),
+     lambda: place([1], {"m": [alternatives([5], [("replace", [3])])]}, "spec", forms=[PromptForm.MIXED])),
     ("spec.m: expected 1 target '<graph>' in the prompt for 1 item, got 0. …",
-     lambda: place([1], {"m": [alternatives(("replace", map(ord, "<graph>"), [5]))]}, "spec", tok=WORDS)),
+     lambda: place([1], {"m": [alternatives([5], [("replace", map(ord, "<graph>"))])]}, "spec", tok=WORDS)),
     ("spec.m: expected 2 layouts [5] * 2 in the prompt for 2 items, got 1, and 1 placeholder [5] beside. Write …",
      lambda: put([5, 5, 5], *[("in_place", [])] * 2)),
     ("spec.m: expected 1 target [0, 1, 2, 3, ... 9 ids] in …", lambda: put([1], ("replace", range(9)))),
     ("spec.m: expected 1 target 'abcd'... of 9 tokens in …",
-     lambda: place([1], {"m": [alternatives(("replace", map(ord, "abcdefghi"), [5]))]}, "spec", tok=WORDS)),
+     lambda: place([1], {"m": [alternatives([5], [("replace", map(ord, "abcdefghi"))])]}, "spec", tok=WORDS)),
     ("spec.m: expected a prompt that starts with [7, 8], got one … [1, 2].", lambda: put([1, 2], ("after", [7, 8]))),
     ("spec.m[1]: expected the target [72] in the prompt, after those of …, got none. Write one target …, in order.",
      *[partial(put, prompt, ("replace", [71]), ("replace", [72])) for prompt in ([71], [72, 71])]),

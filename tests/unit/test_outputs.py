@@ -18,7 +18,7 @@ from mmkit.language.vocabulary import Vocabulary
 from mmkit.plan.output import BoundOutput
 
 from . import test_layout
-from .common import NAMES, Tokenizer, modality, refused
+from .common import NAMES, Tokenizer, expect_refusal, make_modality
 
 CONFIG = SimpleNamespace(vocab_size=200, n=2, pad=100, rows=2, cols=3)
 SCOPE = Scope(cfg=CONFIG, tok=Vocabulary(Tokenizer()))
@@ -38,7 +38,7 @@ GRID = (any_id(10, cfg.pad) * cfg.cols + tok["<image>"]) * cfg.rows + literal(15
 
 
 def spec(*outputs):
-    return ModelSpec("robot", modality(layout=embed(120)), outputs=outputs)
+    return ModelSpec("robot", make_modality(layout=embed(120)), outputs=outputs)
 
 
 def bound(layout=GRID, decode=grid, encode=flat, **options):
@@ -180,7 +180,7 @@ BOUND = [
 
 DECLARED = [
     ("robot.m, layout: any_id(1, 2): expected ids and embed(), got any_id(). It belongs into the layout of an Output.",
-     lambda: ModelSpec("robot", modality(layout=any_id(1, 2) * 2)).bind(CONFIG)),
+     lambda: ModelSpec("robot", make_modality(layout=any_id(1, 2) * 2)).bind(CONFIG)),
     ("output 'map', layout: expected values of cfg and tok, got item.width.",
      lambda: declared(layout=any_id(1, item.width))),
     ("output 'map', layout: expected values of cfg and tok, got kwargs.get('n', 3).",
@@ -201,4 +201,4 @@ REFUSED = [
 
 @pytest.mark.parametrize(("error", "text", "provoke", "way"), REFUSED, ids=lambda v: v if isinstance(v, str) else "")
 def test_what_is_wrong_is_a_sentence(error, text, provoke, way):
-    refused(error, text, provoke, *way)
+    expect_refusal(error, text, provoke, *way)

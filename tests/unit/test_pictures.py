@@ -17,7 +17,7 @@ from mmkit.serve import encode
 from tests import ROOT
 from tests.profiles import scaled
 
-from .common import refused
+from .common import expect_refusal
 
 FILES = ROOT / "tests" / "data" / "media"
 KIND = Image(largest=(64, 64))
@@ -69,23 +69,23 @@ def test_the_client_sends_what_the_processor_sees(mode: str, width: int, height:
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])
 def test_values_that_a_conversion_would_clip_are_refused(mode: str) -> None:
     deep = Pictures.new(mode, (4, 4))
-    refused(InputError, DEPTH.format(mode), canonical, deep)
-    refused(InputError, DEPTH.format(mode).replace("m[0]", "items.m[0]"), from_client, deep)
+    expect_refusal(InputError, DEPTH.format(mode), canonical, deep)
+    expect_refusal(InputError, DEPTH.format(mode).replace("m[0]", "items.m[0]"), from_client, deep)
 
 
 def test_a_file_whose_values_were_clipped_is_refused() -> None:
-    refused(InputError, DEPTH.format("I;16"), canonical, from_file(FILES / "ramp16.png"))
-    refused(InputError, DEPTH.format("I;16"), canonical, Pictures.open(FILES / "ramp16.png"))
+    expect_refusal(InputError, DEPTH.format("I;16"), canonical, from_file(FILES / "ramp16.png"))
+    expect_refusal(InputError, DEPTH.format("I;16"), canonical, Pictures.open(FILES / "ramp16.png"))
 
 
 def test_a_damaged_file_is_refused() -> None:
     """Its pixels would be black."""
     sentence = "m[0]: expected an image that can be read, got …"
-    refused(InputError, sentence, canonical, from_file(FILES / "damaged.png"))
+    expect_refusal(InputError, sentence, canonical, from_file(FILES / "damaged.png"))
     picture = Pictures.open(FILES / "damaged.png")
     for _ in range(2):  # PIL reports the damage once
-        refused(InputError, sentence, canonical, picture)
-        refused(InputError, sentence.replace("m[0]", "items.m[0]"), from_client, picture)
+        expect_refusal(InputError, sentence, canonical, picture)
+        expect_refusal(InputError, sentence.replace("m[0]", "items.m[0]"), from_client, picture)
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"])

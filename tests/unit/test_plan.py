@@ -46,7 +46,7 @@ from mmkit import (
 from mmkit.plan.bind import bind, plan_for_options
 from mmkit.plan.parsing import Taken
 
-from .common import CONFIG, Tokenizer, bound, modality, plan_of, refused
+from .common import CONFIG, Tokenizer, bind_modality, bind_plan, expect_refusal, make_modality
 
 ONE = torch.zeros(2, 2)
 IMAGE = Modality(
@@ -170,14 +170,14 @@ AREA = dict(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item
     ],
 )
 def test_what_a_bound_modality_tells(options, ask, answer):
-    assert ask(bound(**options)) == answer
+    assert ask(bind_modality(**options)) == answer
 # fmt: on
 
 
 def test_layouts_are_kept_up_to_a_size(monkeypatch):
     """The least recently used goes; what is larger, or depends on a large tensor, is not kept."""
     monkeypatch.setattr("mmkit.plan.layouts.MAX_CACHED_IDS", 2000)
-    by_index = bound(layout=embed(5) * (item.index + 1), cacheable=False)
+    by_index = bind_modality(layout=embed(5) * (item.index + 1), cacheable=False)
     first, second = ids(by_index, index=600), ids(by_index, index=601)
     assert ids(by_index, index=600) is first
     third = ids(by_index, index=400)
@@ -185,7 +185,7 @@ def test_layouts_are_kept_up_to_a_size(monkeypatch):
     assert kept == [True, True, False]
     assert ids(by_index, index=3000) is not ids(by_index, index=3000)
     assert ids(by_index, index=601) is ids(by_index, index=601), "what is too large lets nothing go"
-    by_values = bound(layout=embed(5) * later(len)(fields.x))
+    by_values = bind_modality(layout=embed(5) * later(len)(fields.x))
     for length, stays in ((256, True), (257, False)):
         read = {"x": torch.zeros(length)}
         assert (ids(by_values, fields=read) is ids(by_values, fields=read)) == stays
@@ -194,12 +194,12 @@ def test_layouts_are_kept_up_to_a_size(monkeypatch):
 @pytest.mark.parametrize(("context", "rows"), [(64, 64), (65, 64), (10, 9), (2, 1), (1, 1)])
 def test_the_largest_item_fits_into_the_context(context, rows):
     layout = embed(5) * item.length + where(item.length == 64, [], 9)
-    spec = ModelSpec("m", modality(item=Tensor(shape=(between(1, 64),)), layout=layout, update=replace(7)))
+    spec = ModelSpec("m", make_modality(item=Tensor(shape=(between(1, 64),)), layout=layout, update=replace(7)))
     assert largest(bind(spec, CONFIG, Tokenizer(), max_model_len=context).modalities["m"]) == rows
 
 
 def test_targets_without_a_tokenizer():
-    bare = ModelSpec("spec", modality(update=[replace(9), replace([9, 10])])).bind(CONFIG)
+    bare = ModelSpec("spec", make_modality(update=[replace(9), replace([9, 10])])).bind(CONFIG)
     assert targets(bare.modalities["m"]) == {(9,): True, (9, 10): False}
 
 
@@ -210,7 +210,7 @@ SIDES, ROW = st.integers(1, 3), embed(5) * (fields.g[1] * fields.g[2])
 @given(sent=st.lists(st.tuples(SIDES, SIDES, SIDES, st.integers(1, 9)), min_size=1, max_size=5))
 def test_a_grid_is_compared_with_the_layout_of_each_item(layout, sent):
     """Its rows are one run, or one of each time. Also where items share a layout that does not read the whole grid."""
-    own = bound(item=Tensor((between(1, 9),)), layout=layout, process=hf(), fields={"g": batched()},
+    own = bind_modality(item=Tensor((between(1, 9),)), layout=layout, process=hf(), fields={"g": batched()},
                 positions=(fields.g[0], fields.g[1], fields.g[2]))  # fmt: skip
     for *grid, length in sent:
         known = {"g": torch.tensor(grid)}
@@ -225,7 +225,7 @@ def test_a_grid_is_compared_with_the_layout_of_each_item(layout, sent):
                 (own.layout_evaluator.evaluate, scope),
                 (own.layout_evaluator.grids, known, [*laid.mask]),
             ):
-                refused(SpecError, f"spec.m, positions: {expected}", ask, *way)
+                expect_refusal(SpecError, f"spec.m, positions: {expected}", ask, *way)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_grid_is_compared_with_the_layout_of_each_item(layout, sent):
     ids=repr,
 )
 def test_what_a_caller_writes_for_an_item(update, layout, written):
-    own = bound(update=update, layout=layout, process=lambda items, scope: {"x": [[9]] * len(items)})
+    own = bind_modality(update=update, layout=layout, process=lambda items, scope: {"x": [[9]] * len(items)})
     items = Taken.whole([torch.zeros(3, 2), ONE])  # one that is larger than the largest
     _, (target, ids) = own.list_caller_ids(items)
     assert list(ids) == written
@@ -248,7 +248,7 @@ def test_what_a_caller_writes_for_an_item(update, layout, written):
 
 
 ROWS_READ = [
-    bound(layout=layout, fields=BESIDE, embeds=embeds, process=hf())
+    bind_modality(layout=layout, fields=BESIDE, embeds=embeds, process=hf())
     for layout, embeds in ((READS, True), (READS, flat(item.rows)), (READS * 2, READS))
 ]
 
@@ -275,10 +275,10 @@ def test_embeddings_come_with_the_fields_that_their_layout_reads(sizes, own):
 @given(st.lists(st.sampled_from([1, 2, 3]), max_size=9), st.lists(st.integers(0, 3), min_size=1, max_size=3))
 def test_unexpanding_is_the_inverse_of_expanding(ids, lengths):
     inserted = dict(cacheable=False, update=[insert(after=[1]), insert(at="start")])
-    plan = plan_of(
+    plan = bind_plan(
         IMAGE,
-        modality("n", fields={"y": batched()}, layout=embed(5) * item.count + 6, **inserted),
-        modality("w", fields={"z": batched()}, layout=embed(9)),
+        make_modality("n", fields={"y": batched()}, layout=embed(5) * item.count + 6, **inserted),
+        make_modality("w", fields={"z": batched()}, layout=embed(9)),
         prompt=ending_with([3, 3]),
     )
     items = {"image": [torch.zeros(n) for n in lengths], "n": torch.zeros(2, 2, 2), "w": torch.zeros(1, 2, 2)}
@@ -302,7 +302,7 @@ def test_the_hugging_face_processor_of_a_plan():
 
     options = hf(inputs={"m": "ms"}, kwargs={"size": cfg.n})
     declared = {"x": batched(dtype="float16"), "rows": batched(dtype="int64")}
-    spec = ModelSpec("spec", modality(layout=embed(5) * fields.rows, process=options, fields=declared))
+    spec = ModelSpec("spec", make_modality(layout=embed(5) * fields.rows, process=options, fields=declared))
     plan = spec.bind(CONFIG, processor=processor, kwargs={"scale": 3, "other": 1}, dtype=torch.float16)
     preview = plan.preview([5, 5], {"m": torch.ones(1, 2, 2)})
     assert preview.fields["m"][0]["x"].tolist() == [[3.0, 3.0]] * 2
@@ -313,7 +313,7 @@ def test_the_hugging_face_processor_of_a_plan():
 
 def test_parts_of_a_record_go_under_the_names_that_the_spec_gives_them():
     options = dict(item=Record(a=Tensor((2,)), b=Tensor((2,))), process=hf(inputs={"a": "values"}))
-    plan = plan_of(modality(**options), processor=lambda values, b: {"x": [values[0] - b[0]]})
+    plan = bind_plan(make_modality(**options), processor=lambda values, b: {"x": [values[0] - b[0]]})
     assert plan.preview([5], {"m": {"a": [1.0, 2.0], "b": [3.0, 3.0]}}).fields["m"][0]["x"].tolist() == [-2.0, -1.0]
 
 
@@ -326,8 +326,8 @@ def test_modalities_that_name_one_processor_share_a_call():
         return {"x": [factor * value for value in m], "y": [factor * value for value in n]}
 
     shared = hf(later(partial)(called, kwargs.get("factor", 2)))
-    other = modality("n", process=shared, layout=embed(6), fields={"y": batched()})
-    plan = plan_of(modality(process=shared), other)
+    other = make_modality("n", process=shared, layout=embed(6), fields={"y": batched()})
+    plan = bind_plan(make_modality(process=shared), other)
     for factor, asked in ((2, {}), (5, {"factor": 5}), (2, {}), (5, {"factor": 5})):
         got = plan_for_options(plan, asked, None).preview([5, 5, 6], {"m": [ONE + 1, ONE + 1], "n": ONE + 1}).fields
         assert [float(one["x"].mean()) for one in got["m"]] == [factor] * 2
@@ -336,23 +336,23 @@ def test_modalities_that_name_one_processor_share_a_call():
 
 
 def test_spelling():
-    plan = plan_of(
+    plan = bind_plan(
         IMAGE,
-        modality("written", layout=embed(5) * fields.y.shape[0] + 6, fields={"y": batched()}),
-        modality("inserted", update=insert(at="start"), fields={"z": batched()}),
-        modality("called", process=hf(), update=[replace(9), already_expanded()], fields={"w": batched()}),
+        make_modality("written", layout=embed(5) * fields.y.shape[0] + 6, fields={"y": batched()}),
+        make_modality("inserted", update=insert(at="start"), fields={"z": batched()}),
+        make_modality("called", process=hf(), update=[replace(9), already_expanded()], fields={"w": batched()}),
     )
     items = {"written": ONE, "image": [[0.0], []], "inserted": ONE, "called": [ONE, ONE]}
     assert plan.spell(items) == [5, 5, 6, 7, 7, 9, 9]
-    by_index = modality(layout=embed(5) * (item.index + item.count), cacheable=False)
-    assert plan_of(by_index).spell({"m": [ONE, ONE]}) == [5] * 5
+    by_index = make_modality(layout=embed(5) * (item.index + item.count), cacheable=False)
+    assert bind_plan(by_index).spell({"m": [ONE, ONE]}) == [5] * 5
 
 
 @pytest.mark.parametrize(("prompt", "shortest"), [(None, [3, 4, 9]), (lambda s: [3, 4, *s.prompt], [9])])
 def test_the_shortest_prompt_begins_with_the_prefix_of_an_insertion(prompt, shortest):
     """Unless the spec writes it; what is spelled goes into a prompt that has begun."""
     updates = {"after": insert(after=[3, 4]), "first": insert(at="start"), "replaced": replace(9)}
-    plan = plan_of(*[modality(name, update=own, fields={name[0]: batched()}) for name, own in updates.items()],
+    plan = bind_plan(*[make_modality(name, update=own, fields={name[0]: batched()}) for name, own in updates.items()],
                    prompt=prompt)  # fmt: skip
     items = dict.fromkeys(plan.modalities, ONE)
     assert plan.spell(items) == [9]
@@ -361,7 +361,7 @@ def test_the_shortest_prompt_begins_with_the_prefix_of_an_insertion(prompt, shor
 
 @pytest.mark.parametrize("config", [CONFIG, SimpleNamespace(n=2)])
 def test_an_item_without_positions(config):
-    spec = ModelSpec("spec", modality(layout=None, update=None, tokens=0))
+    spec = ModelSpec("spec", make_modality(layout=None, update=None, tokens=0))
     assert spec == spec.model_copy() == ModelSpec("spec", spec["m"].model_copy(update={"limit": 1}))
     plan = spec.bind(config)
     items = {"m": torch.ones(1, 2, 2)}
@@ -374,9 +374,9 @@ def test_an_item_without_positions(config):
 
 @given(st.lists(st.integers(1, 3), max_size=6), st.lists(st.integers(1, 3)))
 def test_what_a_prompt_ends_with_stands_there_once(ids, after):
-    plan = plan_of(modality(), prompt=ending_with(after), decoder_prompt=lambda s: [s.cfg.size, *s.prompt])
+    plan = bind_plan(make_modality(), prompt=ending_with(after), decoder_prompt=lambda s: [s.cfg.size, *s.prompt])
     assert plan.rewrite("decoder_prompt", ids) == [7, *ids]
-    assert plan_of(modality()).rewrite("prompt", ids) is ids
+    assert bind_plan(make_modality()).rewrite("prompt", ids) is ids
     once = plan.rewrite("prompt", ids)
     assert once in (ids, [*ids, *after])
     assert once[len(once) - len(after) :] == after
@@ -384,8 +384,8 @@ def test_what_a_prompt_ends_with_stands_there_once(ids, after):
 
 
 def test_request_options():
-    sized = modality(layout=embed(5) * kwargs.get("size", proc.n), item=Tensor(shape=(2,)))
-    plan = plan_of(sized, processor=SimpleNamespace(n=1))
+    sized = make_modality(layout=embed(5) * kwargs.get("size", proc.n), item=Tensor(shape=(2,)))
+    plan = bind_plan(sized, processor=SimpleNamespace(n=1))
     other = plan_for_options(plan, {"size": 3}, SimpleNamespace(n=1))
     assert plan_for_options(plan, {}, None) is plan
     assert other is plan_for_options(plan, {"size": 3}, None)
@@ -397,7 +397,7 @@ def test_request_options():
 @pytest.mark.parametrize(("update", "ids"), [(NUMBERED, [182]), (replace(tok["<image>"]), [7])])
 def test_a_forgotten_item(update, ids):
     """Refused, whatever other items there are; what may be an ordinary word is not."""
-    plan = plan_of(modality(update=update), modality("other", update=replace(9), fields={"y": batched()}))
+    plan = bind_plan(make_modality(update=update), make_modality("other", update=replace(9), fields={"y": batched()}))
     plan.preview([9], {"other": ONE})
     plan.preview([1, 9, 97], {})
     for written, data in (([*ids, 1], {}), ([1, *ids, 9], {"other": ONE})):
@@ -406,22 +406,22 @@ def test_a_forgotten_item(update, ids):
 
 
 def test_placeholders_without_items_are_refused():
-    plan = plan_of(modality("a"), modality("b", layout=embed(6) + literal(9), fields={"y": batched()}))
+    plan = bind_plan(make_modality("a"), make_modality("b", layout=embed(6) + literal(9), fields={"y": batched()}))
     plan.check_ids([0, 1, 199])
     plan.check_bare([1, 2, 3])
     plan.check_bare([1, 5], ["a"])
     for ids, present, name in (([5], [], "a"), ([1, 6], ["a"], "b"), ([5, 6], ["b"], "a"), ([6, 5], [], "a")):
         with pytest.raises(InputError, match=rf"^spec\.{name}: .* no item"):
             plan.check_bare(ids, present)
-    plan_of(modality("a"), modality("b", fields={"y": batched()})).check_bare([5], ["b"])
+    bind_plan(make_modality("a"), make_modality("b", fields={"y": batched()})).check_bare([5], ["b"])
 
 
 def test_the_order_of_the_data_means_nothing():
     """Nor where several modalities have one anchor."""
     start = insert(at="start")
-    plan = plan_of(
-        modality("a", layout=embed(5) * 2, update=start),
-        modality("b", layout=embed(6), update=start, fields={"y": batched()}),
+    plan = bind_plan(
+        make_modality("a", layout=embed(5) * 2, update=start),
+        make_modality("b", layout=embed(6), update=start, fields={"y": batched()}),
     )
     one, other = (plan.preview([1], dict.fromkeys(names, ONE)) for names in ("ab", "ba"))
     assert (one.prompt_token_ids, one.placements) == (other.prompt_token_ids, other.placements)
@@ -441,7 +441,7 @@ class Merging(Tokenizer):
 
 def test_targets_that_the_tokenizer_splits_otherwise():
     update = replace(tok.text("x{}", item.index + 1))
-    numbered = modality(item=FOUR, layout=embed(150) * item.length, update=update)
+    numbered = make_modality(item=FOUR, layout=embed(150) * item.length, update=update)
     plan = ModelSpec("spec", numbered).bind(CONFIG, Merging())
 
     def preview(text):
@@ -470,7 +470,7 @@ def test_derived_fields():
     def process(items, scope):
         return {"rows": torch.cat(items).repeat_interleave(2), "length": [len(value) for value in items]}
 
-    own = bound(item=FOUR, fields=declared, process=process, cacheable=item.count < 3)
+    own = bind_modality(item=FOUR, fields=declared, process=process, cacheable=item.count < 3)
     short, long = own.field_processor.run(Taken.whole([torch.zeros(1), torch.ones(3)]))
     assert (short["rows"].tolist(), long["rows"].tolist()) == ([0.0] * 2, [1.0] * 6)
     for part, twice in ((short, 2), (long, 6)):
@@ -486,11 +486,11 @@ def test_a_buffer_that_is_written_again():
         return {"x": [buffer.copy_(value) for value in items]}
 
     for requests in ([[0, 1, 2], [9]], [[0], [1], [2, 9]]):
-        run = bound(process=process, fields=declared, cacheable=item.count < 9).field_processor.run
+        run = bind_modality(process=process, fields=declared, cacheable=item.count < 9).field_processor.run
         parts = [part for ids in requests for part in run(Taken.whole([torch.full((2, 2), float(i)) for i in ids]))]
         assert [part["x"].unique().tolist() for part in parts] == [[0.0], [1.0], [2.0], [9.0]]
         assert [part["count"] for part in parts] == [len(ids) for ids in requests for _ in ids]
-    own = bound(process=lambda items, scope: {"x": torch.tensor([[torch.nan, 1.0]] * len(items))})
+    own = bind_modality(process=lambda items, scope: {"x": torch.tensor([[torch.nan, 1.0]] * len(items))})
     assert own.field_processor.run(Taken.whole([ONE]))[0]["x"].isnan().tolist() == [True, False]
 
 
@@ -498,7 +498,9 @@ def test_a_buffer_that_is_written_again():
 def test_unpadding(shape):
     """A processor that pads to the largest of the batch must not be seen (law `independence`)."""
     called = hf(outputs={"lengths": "n", "values": "x"}, unpad={"x": fields.n})
-    own = bound(item=Tensor((between(1, 8),)), fields={"x": batched(shape=shape), "n": batched()}, process=called)
+    own = bind_modality(
+        item=Tensor((between(1, 8),)), fields={"x": batched(shape=shape), "n": batched()}, process=called
+    )
     padded = {"values": torch.tensor([[1.0, 0.0], [2.0, 3.0]]), "lengths": torch.tensor([1, 2])}
     finished = own.field_processor.finish(padded, Taken.whole([torch.zeros(1), torch.zeros(2)]))
     assert [part["x"].tolist() for part in finished] == [[1.0], [2.0, 3.0]]
@@ -516,7 +518,7 @@ PAD = kwargs.get("pad", 5)
 )  # fmt: skip
 def test_options_bring_no_placeholder_that_prompts_are_not_guarded_against(layout):
     """It would pass in a prompt without items, and could be sampled."""
-    plan = plan_of(modality(layout=layout), modality("other", layout=embed(6), fields={"y": batched()}))
+    plan = bind_plan(make_modality(layout=layout), make_modality("other", layout=embed(6), fields={"y": batched()}))
     assert plan.embed_ids == {5, 6}
     for pad in (5, None):
         asked = plan_for_options(plan, {"pad": pad} if pad else {"n": 1}, None)
@@ -534,9 +536,9 @@ def test_bad_options_are_the_callers(options):
     def process(items, scope):
         return {"x": torch.stack(items)[: scope.kwargs.get("size", 9)]}
 
-    own = modality("m", item=Tensor((2, 2)), layout=embed(kwargs.get("pad", 5)) * kwargs.get("rows", 2),
+    own = make_modality("m", item=Tensor((2, 2)), layout=embed(kwargs.get("pad", 5)) * kwargs.get("rows", 2),
                    when=kwargs.get("when", 1) + 1 > 0, process=process)  # fmt: skip
-    plan = plan_of(own, modality("other", fields={"y": batched()}, layout=embed(6)))
+    plan = bind_plan(own, make_modality("other", fields={"y": batched()}, layout=embed(6)))
     with suppress(InputError):
         plan_for_options(plan, options, None).preview([5, 5], {"m": ONE})
 
@@ -550,16 +552,20 @@ def test_a_function_that_refuses_a_cached_item_names_it():
         return scope.item.length
 
     declared = {"x": batched(), "n": derived(length)}
-    plan = plan_of(modality(item=FOUR, fields=declared))
+    plan = bind_plan(make_modality(item=FOUR, fields=declared))
     expected = "an item that has a layout, got an item of shape (3,): three is too many."
-    refused(InputError, f"spec.m[1]: expected {expected}", plan.preview, [5, 5], {"m": [torch.ones(2), torch.ones(3)]})
+    expect_refusal(
+        InputError, f"spec.m[1]: expected {expected}", plan.preview, [5, 5], {"m": [torch.ones(2), torch.ones(3)]}
+    )
 
 
 def test_an_error_beside_a_cached_item_names_the_item_of_the_request():
-    plan = plan_of(modality(item=FOUR, layout=embed(5) * item.length, fields={"x": batched(shape=(item.length,))}))
+    plan = bind_plan(
+        make_modality(item=FOUR, layout=embed(5) * item.length, fields={"x": batched(shape=(item.length,))})
+    )
     only_second = Taken([torch.ones(3)], embeds=False, total=2, indices=[1])
     own = plan.modalities["m"]
-    refused(
+    expect_refusal(
         InputError, "spec.m[1]: expected a …, got None, …", plan.process, {"m": only_second._replace(values=[None])}
     )
     longer = only_second._replace(values=[torch.ones(5)])
@@ -575,7 +581,7 @@ def test_what_binding_has_learned_holds_with_options():
         buffer[:] = items[0] * scope.kwargs.get("scale", 1)
         return {"x": buffer}
 
-    plan = plan_of(modality(process=process, limit=2))
+    plan = bind_plan(make_modality(process=process, limit=2))
     asked = plan_for_options(plan, {"scale": 3}, None)
     got = asked.preview([5, 5], {"m": [ONE + 1, ONE + 2]}).fields["m"]
     assert [float(own["x"].mean()) for own in got] == [3, 6]
@@ -590,9 +596,9 @@ def test_a_call_gets_the_options_of_its_items():
         calls.append((len(images), len(videos), options))
         return {"x": [ONE for _ in images], "y": [ONE for _ in videos]}
 
-    plan = plan_of(
-        modality("image", item=Image(largest=(4, 4)), process=hf(), layout=embed(5)),
-        modality("video", item=Video(largest=(2, 4, 4)), process=hf(), layout=embed(6), fields={"y": batched()}),
+    plan = bind_plan(
+        make_modality("image", item=Image(largest=(4, 4)), process=hf(), layout=embed(5)),
+        make_modality("video", item=Video(largest=(2, 4, 4)), process=hf(), layout=embed(6), fields={"y": batched()}),
         processor=processor,
     )
     data = {"image": torch.zeros(4, 4, 3, dtype=torch.uint8), "video": torch.zeros(2, 4, 4, 3, dtype=torch.uint8)}
@@ -626,9 +632,9 @@ def test_an_object_that_is_called_like_a_processor(processor):
     """Only plain functions are functions of a scope."""
     if isinstance(processor, torch.nn.Identity):
         processor.forward = lambda m, return_tensors: {"x": [own * 2 for own in m]}
-    plan = plan_of(modality(process=hf(processor)))
+    plan = bind_plan(make_modality(process=hf(processor)))
     assert plan.preview([5], {"m": ONE + 1}).fields["m"][0]["x"].tolist() == [[2.0, 2.0]] * 2
-    assert plan.spec == ModelSpec("spec", modality(process=hf(processor)))
+    assert plan.spec == ModelSpec("spec", make_modality(process=hf(processor)))
 
 
 @pytest.mark.parametrize("declared", [batched(), flat(2), flat(2, dim=1)])
@@ -643,7 +649,7 @@ def test_a_field_has_one_form(declared, is_hf):
         return {"x": batch if isinstance(declared, batched) else torch.cat(list(batch), declared.dim)}
 
     process = hf(lambda s: made) if is_hf else lambda items, s: made(items, **s.kwargs)
-    plan = plan_of(modality(process=process, fields={"x": declared}))
+    plan = bind_plan(make_modality(process=process, fields={"x": declared}))
     deeper = plan_for_options(plan, {"deeper": 1}, None)
     plan.preview([5], {"m": ONE + 1})
     remedies = {plan: r"The items of .*", deeper: r"Leave out those of mm_processor_kwargs that change it: deeper\."}
@@ -671,15 +677,15 @@ def test_fields_that_hold_nothing_have_every_form():
         }
 
     names = ("x", "crops", "none")
-    plan = plan_of(
-        modality(item=Tensor((between(1, 3), 2)), process=process, fields={name: batched() for name in names})
+    plan = bind_plan(
+        make_modality(item=Tensor((between(1, 3), 2)), process=process, fields={name: batched() for name in names})
     )
     for length in (1, 2, 3):
         plan.preview([5], {"m": torch.ones(length, 2)})
 
 
 def test_embeddings_are_in_the_dtype_of_the_model():
-    plan = ModelSpec("spec", modality(layout=embed(5), embeds=True)).bind(CONFIG, dtype=torch.float16)
+    plan = ModelSpec("spec", make_modality(layout=embed(5), embeds=True)).bind(CONFIG, dtype=torch.float16)
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         got = plan.preview([5], {"m": {"m_embeds": [torch.full((1, 2), 0.1, dtype=dtype)]}}).fields["m"][0]
         assert got["m_embeds"].dtype == torch.float16

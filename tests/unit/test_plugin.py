@@ -6,7 +6,7 @@ import pytest
 
 from mmkit import MmkitError, plugin
 
-from .common import refused
+from .common import expect_refusal
 
 
 def test_announce_names_a_module_once_and_no_script(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,4 +18,4 @@ def test_announce_names_a_module_once_and_no_script(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("MMKIT_MODULES", "json,no_such_package.model")
     where = "MMKIT_MODULES, no_such_package.model: expected a module that every process can import"
     got = "got No module named 'no_such_package'. Install its package, or set PYTHONPATH."
-    refused(MmkitError, f"{where}, {got}", plugin.load)
+    expect_refusal(MmkitError, f"{where}, {got}", plugin.load)

@@ -17,12 +17,13 @@ from tests.profiles import scaled
 from tests.spaced import spaced
 
 from . import naive
-from .common import CONFIG, Tokenizer, alternatives, modality, refused
+from .common import CONFIG, Tokenizer, expect_refusal, make_item_layout, make_modality
 
 
 def of_item(ways):
-    ((*_, embeds), *_) = ways
-    return alternatives(*[way[:3] for way in ways], embeds=embeds)
+    _, _, ids, embeds = ways[0]
+    assert all(way[2] == ids for way in ways)
+    return make_item_layout(ids, [way[:2] for way in ways], embeds)
 
 
 def run(prompt, items, reserved=EMPTY):
@@ -123,7 +124,7 @@ class Lines(Tokenizer):
 
 
 LINES = Lines()
-IN_LINES = modality(
+IN_LINES = make_modality(
     "image",
     item=Tensor(shape=(2,)),
     layout=tok.text("\n\n(") + embed(E) * 2 + tok.text(")\n\n"),
@@ -155,7 +156,7 @@ def test_line_breaks_merge_as_in_a_text(gaps):
 def plan_of_text(tokenizer, text):
     """A plan whose items take two positions in place of a text."""
     update = replace(tok.text(text))
-    graph = modality("graph", item=Tensor((2,)), layout=embed(tok["<p>"]) * 2, update=update)
+    graph = make_modality("graph", item=Tensor((2,)), layout=embed(tok["<p>"]) * 2, update=update)
     return ModelSpec("llaga", graph).bind(SimpleNamespace(vocab_size=len(tokenizer)), tokenizer)
 
 
@@ -214,7 +215,7 @@ def test_a_text_is_found_wherever_it_stands(name, gaps):
 def test_a_text_too_many_is_refused_wherever_it_stands(name, gap):
     for written in (f"a{gap}<graph>a <graph>", f"a <graph>a{gap}<graph>"):
         for prompt in (written, TOKENIZERS[name](written).input_ids):
-            sentence = refused(
+            sentence = expect_refusal(
                 InputError,
                 "llaga.graph: expected 1 target '<graph>' in …, got 2. …",
                 SOUGHT[name].expand,
@@ -250,12 +251,12 @@ class Partial(Tokenizer):
 def test_an_id_that_the_tokenizer_cannot_decode_is_logged(caplog):
     """It is part of no target."""
     update = replace(tok.text("<graph>"))
-    plan = ModelSpec("odd", modality("graph", item=Tensor((2,)), update=update)).bind(CONFIG, Partial())
+    plan = ModelSpec("odd", make_modality("graph", item=Tensor((2,)), update=update)).bind(CONFIG, Partial())
     written = [*map(ord, "a<graph>")]
     assert plan.expand([9, *written], {"graph": torch.ones(2)}) == [9, ord("a"), 5]
     assert "cannot decode the ids [9]" in caplog.text
     sentence = "odd.graph: expected 1 target '<graph>' in the prompt for 1 item, got 0. …"
-    refused(NotFound, sentence, plan.expand, [9, *written[:-1]], {"graph": torch.ones(2)})
+    expect_refusal(NotFound, sentence, plan.expand, [9, *written[:-1]], {"graph": torch.ones(2)})
 
 
 # -- declarations ----------------------------------------------------------------------------------------------------
@@ -284,6 +285,6 @@ def test_resolving(update, target, text):
     assert update.resolve_target(scope) == target
     assert update.bind(Scope(cfg=scope.cfg, tok=scope.tok)).resolve_target(scope) == target
     for updates in (update, [insert(at="start"), update]):
-        spec = ModelSpec("robot", modality("image", update=updates))
+        spec = ModelSpec("robot", make_modality("image", update=updates))
         assert spec.placeholder_text("image", 1) == text
         assert spec.placeholder_text("video", 1) is None

@@ -36,7 +36,7 @@ from mmkit.language.expr import Scope
 from mmkit.language.layout import nothing
 from mmkit.plan.bind import bind
 
-from .common import CONFIG, Tokenizer, bound, modality, plan_of
+from .common import CONFIG, Tokenizer, bind_modality, bind_plan, make_modality
 
 SHAPE = (between(1, 8), 2)
 OTHERS = "different values when other items were beside it"
@@ -111,7 +111,7 @@ def test_fields_that_depend_on_other_items_are_refused(process, got):
     expected = "process to return (the same )?x (for an item|of each item), which is cached"
     remedy = "Process each item by itself, or say by cacheable= when to keep the results"
     with pytest.raises(SpecError, match=rf"^spec\.m, process: expected {expected}, got {got}\. {remedy}\.$"):
-        bound(item=Tensor(SHAPE), process=process)
+        bind_modality(item=Tensor(SHAPE), process=process)
 
 
 def sum_of_all(items, scope):
@@ -134,7 +134,7 @@ def rounded(items, scope):
     ],
 )
 def test_functions_that_may_bind(options):
-    bound(**{"item": Tensor(SHAPE), **options})
+    bind_modality(**{"item": Tensor(SHAPE), **options})
 
 
 @pytest.mark.parametrize("kind", [InputError, ValueError])
@@ -147,9 +147,9 @@ def test_a_random_item_that_is_refused_says_nothing(kind):
                 raise kind("times that increase")
         return {"x": items}
 
-    bound(item=Tensor((between(5, 9),)), process=process)
+    bind_modality(item=Tensor((between(5, 9),)), process=process)
     with pytest.raises(SpecError, match="expected process to return the same x"):
-        bound(
+        bind_modality(
             item=Tensor((between(5, 9),)),
             process=lambda items, scope: process(items, scope) and {"x": [value + len(items) for value in items]},
         )
@@ -164,8 +164,8 @@ def test_only_what_vllm_can_send_is_a_field():
     ):
         expected = "tensors, numbers or lists of them as x"
         with pytest.raises(SpecError, match=rf"^spec\.m, process: expected {expected}, got {got}\. vLLM sends"):
-            bound(process=lambda items, scope, made=made: {"x": [made for _ in items]})
-    bound(
+            bind_modality(process=lambda items, scope, made=made: {"x": [made for _ in items]})
+    bind_modality(
         fields={"x": batched(hidden=True), "n": derived(1)},
         process=lambda items, scope: {"x": [np.ones(2) for _ in items]},
     )
@@ -173,7 +173,7 @@ def test_only_what_vllm_can_send_is_a_field():
 
 def test_fields_without_a_finite_number_are_refused():
     with pytest.raises(SpecError, match="expected process to return finite values as x, got none for random items"):
-        bound(process=lambda items, scope: {"x": [value / 0 for value in items]})
+        bind_modality(process=lambda items, scope: {"x": [value / 0 for value in items]})
 
 
 def test_layouts_that_differ_from_call_to_call_are_refused():
@@ -181,14 +181,14 @@ def test_layouts_that_differ_from_call_to_call_are_refused():
     with pytest.raises(
         SpecError, match=r"^spec\.m, layout: expected the same layout and target for an item every time"
     ):
-        bound(layout=lambda scope: embed(5) * int(random.integers(1, 4)))
+        bind_modality(layout=lambda scope: embed(5) * int(random.integers(1, 4)))
 
 
 def test_rows_that_values_decide_are_refused():
     """An item of zeros does not have the most."""
     expected = "the most encoder rows for the largest item, got 1, and 4 for a random one"
     with pytest.raises(SpecError, match=rf"^spec\.m, item: expected {expected}\. The sizes of an item"):
-        bound(item=Tensor((between(1, 8),), "int64", bound=between(1, 4)), layout=embed(5) * fields.x[0])
+        bind_modality(item=Tensor((between(1, 8),), "int64", bound=between(1, 4)), layout=embed(5) * fields.x[0])
 
 
 # -- random items ------------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ MANY, LONG = 40, 90
 
 def plan_in(context, layout):
     kind = Record(x=Tensor((between(1, MANY),)), note=Text(most=LONG))
-    part = modality(item=kind, layout=layout, update=replace(7), fields={"x": batched()}, process=first_part)
+    part = make_modality(item=kind, layout=layout, update=replace(7), fields={"x": batched()}, process=first_part)
     return bind(ModelSpec("spec", part), CONFIG, Tokenizer(), max_model_len=context)
 
 
@@ -254,7 +254,7 @@ def first_part(items, scope):
 def test_a_good_item_is_accepted_in_a_context():
     """The rows of an item stay as they are where another of its sizes makes the layout long."""
     kind = Record(x=Tensor((between(1, 64),)), note=Text(most=2000))
-    part = modality(item=kind, layout=LAYOUTS[0], update=replace(7), fields={"x": batched()}, process=first_part)
+    part = make_modality(item=kind, layout=LAYOUTS[0], update=replace(7), fields={"x": batched()}, process=first_part)
     data = {"m": {"x": torch.zeros(64), "note": "short"}}
     for context in (None, 600, 69):
         plan = bind(ModelSpec("spec", part), CONFIG, Tokenizer(), max_model_len=context)
@@ -290,7 +290,7 @@ def test_what_fits_the_context_is_accepted(layout, context, sent):
 @given(context=st.integers(2, 200), sizes=st.tuples(st.integers(1, 30), st.integers(1, 30)))
 def test_the_largest_picture_fits_the_context(context, sizes):
     layout = (embed(5) * item.width + literal(9)) * item.height
-    part = modality(
+    part = make_modality(
         item=Image(largest=sizes),
         layout=layout,
         update=replace(7),
@@ -344,7 +344,7 @@ BIG = SimpleNamespace(vocab_size=200, big=10**9, text="x" * 100, n=7, ids=[1, 2]
     ],
 )
 def test_what_takes_all_time_or_memory_is_refused(options, message):
-    spec = ModelSpec("spec", modality(**{"item": Tensor((2,)), "update": replace(7), **options}))
+    spec = ModelSpec("spec", make_modality(**{"item": Tensor((2,)), "update": replace(7), **options}))
     with pytest.raises(SpecError) as caught:
         spec.bind(BIG, Tokenizer())
     assert message in str(caught.value), str(caught.value)
@@ -356,18 +356,18 @@ def test_the_rounds_of_all_loops_count(monkeypatch):
     inside = each(item.length, lambda x: each(item.length, lambda y: literal(6)))
     after = each(item.length, lambda x: literal(6)) + each(item.length, lambda x: literal(6)) * 3
     for layout, most in ((inside, 4), (after, 10)):
-        bound(item=Tensor((between(1, 99),), largest=(most,)), layout=embed(5) + layout)
+        bind_modality(item=Tensor((between(1, 99),), largest=(most,)), layout=embed(5) + layout)
         with pytest.raises(SpecError, match="at most 20 rounds of all each"):
-            bound(item=Tensor((between(1, 99),), largest=(most + 1,)), layout=embed(5) + layout)
+            bind_modality(item=Tensor((between(1, 99),), largest=(most + 1,)), layout=embed(5) + layout)
 
 
 def test_what_is_large_and_reasonable_binds():
     layout = embed(5) + each(100, lambda x: each(100, lambda y: literal(6)))
-    part = modality(layout=layout, item=Tensor((2,)), update=replace(7))
+    part = make_modality(layout=layout, item=Tensor((2,)), update=replace(7))
     assert len(ModelSpec("spec", part).bind(BIG).expand([7], {"m": torch.zeros(2)})) == 10_001
-    assert bound(item=Tensor((2,)), layout=embed(5) * (cfg.n**12 // cfg.n**11)) is not None
+    assert bind_modality(item=Tensor((2,)), layout=embed(5) * (cfg.n**12 // cfg.n**11)) is not None
     assert ModelSpec(
-        "spec", modality(layout=embed(5) + literal(cfg.ids * 3), update=replace(7), item=Tensor((2,)))
+        "spec", make_modality(layout=embed(5) + literal(cfg.ids * 3), update=replace(7), item=Tensor((2,)))
     ).bind(BIG)
 
 
@@ -392,7 +392,9 @@ def test_what_is_large_and_reasonable_binds():
 def test_placeholders_of_others_are_refused_where_no_item_stands(where, others, options):
     """Without items of the other modality, each such prompt would be refused."""
     with pytest.raises(SpecError) as caught:
-        plan_of(modality(), modality("n", **{"layout": embed(6), "fields": {"y": batched()}, **others}), **options)
+        bind_plan(
+            make_modality(), make_modality("n", **{"layout": embed(6), "fields": {"y": batched()}, **others}), **options
+        )
     token = (
         r"'\x06', the placeholder of n" if others.get("update") == insert(after=6) else r"'\x05', the placeholder of m"
     )
@@ -400,7 +402,10 @@ def test_placeholders_of_others_are_refused_where_no_item_stands(where, others, 
 
 
 def test_a_placeholder_that_modalities_share_may_be_the_target_of_each():
-    plan_of(modality(update=replace(5)), modality("n", layout=embed(5), update=replace(9), fields={"y": batched()}))
+    bind_plan(
+        make_modality(update=replace(5)),
+        make_modality("n", layout=embed(5), update=replace(9), fields={"y": batched()}),
+    )
 
 
 # -- derived fields ----------------------------------------------------------------------------------------------------
@@ -420,7 +425,7 @@ def test_derived_numbers_are_not_cut_off(value, dtype):
     with pytest.raises(
         SpecError, match=rf"fields\['d'\]: (value: )*expected numbers (that {dtype} holds|for a {dtype})"
     ):
-        bound(
+        bind_modality(
             item=Tensor((between(3, 8),)),
             fields=declared,
             process=lambda items, scope: {"x": items, "n": [torch.tensor([len(value)]) for value in items]},

@@ -22,7 +22,7 @@ from mmkit.serve.__main__ import check_environment
 from mmkit.serve.decoding import decode_json
 from mmkit.serve.protocol import Limits, TooLarge
 from mmkit.serve.wire import Decoder, Media, describe_modality, encode
-from tests.unit.common import bound, refused
+from tests.unit.common import bind_modality, expect_refusal
 
 WORD = Text(most=3)
 CELL = Record(ids=Tensor((between(1, 3),), "int64"), values=Tensor((item.ids.length, 2)), name=WORD)
@@ -146,7 +146,7 @@ def test_what_the_client_cannot_send(value):
 @pytest.mark.parametrize("convert", [torch.clone, torch.Tensor.tolist, list, torch.Tensor.numpy])
 def test_embeddings_come_with_what_their_layout_reads(convert):
     """Also where a part of an item has the name of a field."""
-    modality = bound(
+    modality = bind_modality(
         item=Record(grid=Tensor((2,), "int64")),
         fields={"grid": batched(shape=(2,), dtype="int64")},
         layout=embed(5) * (fields.grid[1] + 1),
@@ -169,7 +169,7 @@ def bind_cells():
     def process(items, scope):
         return {"x": [cell["ids"] for cell in items]}
 
-    return bound(item=CELL, layout=embed(5) * item.ids.length, process=process)
+    return bind_modality(item=CELL, layout=embed(5) * item.ids.length, process=process)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_text_is_one_item():
 
 
 def test_a_modality_with_derived_fields_is_described_without_a_processor():
-    modality = bound(
+    modality = bind_modality(
         item=PICTURE,
         fields={"pixels": batched(), "n": derived(item.width)},
         process=hf(),
@@ -444,12 +444,12 @@ def test_a_client_takes_the_limits_of_a_newer_server():
 def test_a_server_with_a_rust_front_end_is_refused_before_it_loads():
     check_environment({"VLLM_USE_RUST_FRONTEND": "0"})
     sentence = "VLLM_USE_RUST_FRONTEND: expected 0, got '1'. vLLM's front end in Rust runs no spec and …: unset it."
-    refused(MmkitError, sentence, check_environment, {"VLLM_USE_RUST_FRONTEND": "1"})
+    expect_refusal(MmkitError, sentence, check_environment, {"VLLM_USE_RUST_FRONTEND": "1"})
 
 
 def test_a_limit_that_is_no_number_is_refused_before_the_server_loads():
     sentence = "MMKIT_SERVE_IDLE_SECONDS: expected float, got 'soon'."
-    refused(MmkitError, sentence, check_environment, {"MMKIT_SERVE_IDLE_SECONDS": "soon"})
+    expect_refusal(MmkitError, sentence, check_environment, {"MMKIT_SERVE_IDLE_SECONDS": "soon"})
 
 
 @pytest.mark.parametrize("value", ["x", "0", "-1", "1e400"])

@@ -35,7 +35,7 @@ from mmkit import (
 from mmkit.language.vocabulary import Vocabulary
 from tests import ROOT
 
-from .common import CONFIG, NAMES, Tokenizer, modality
+from .common import CONFIG, NAMES, Tokenizer, make_modality
 
 
 def declared(source):
@@ -131,8 +131,8 @@ def test_structure(one, prompts, other, other_prompts):
 
 
 def test_hash_agrees_with_equality():
-    one = modality(fields={"x": batched(), "y": constant(1)}, process=hf())
-    other = modality(fields={"y": constant(1), "x": batched()}, process=hf())
+    one = make_modality(fields={"x": batched(), "y": constant(1)}, process=hf())
+    other = make_modality(fields={"y": constant(1), "x": batched()}, process=hf())
     assert (one == other) == (hash(one) == hash(other))
 
 
@@ -147,7 +147,7 @@ def test_placeholder_and_tokens_are_a_layout(tokens, placeholder, token, stated)
 
 
 def test_modalities_by_name():
-    spec = ModelSpec("spec", modality("a"), modality("b", fields={"y": batched()}))
+    spec = ModelSpec("spec", make_modality("a"), make_modality("b", fields={"y": batched()}))
     assert spec["b"] is spec.modalities[1]
     with pytest.raises(KeyError):
         spec["c"]
@@ -155,26 +155,26 @@ def test_modalities_by_name():
 
 def test_check_finds_nothing_in_what_works():
     """What else works is bound in test_plan.py."""
-    last = modality(layout=embed(199), update=replace(tok.text("ab")), limit=lambda s: s.cfg.n)
+    last = make_modality(layout=embed(199), update=replace(tok.text("ab")), limit=lambda s: s.cfg.n)
     for tokenizer in (Tokenizer(), Vocabulary(Tokenizer())):
         ModelSpec("spec", last).bind(CONFIG, tokenizer)
-    ModelSpec("spec", modality(item=Tensor(shape=(proc.n,)))).bind(CONFIG, processor=SimpleNamespace(n=3))
-    ModelSpec("spec", modality(layout=embed(5) * where(cfg.n == 2, 1, cfg.missing))).bind(CONFIG)
-    ModelSpec("spec", modality("a"), modality("b", fields={"a_embeds": batched()})).bind(CONFIG)
+    ModelSpec("spec", make_modality(item=Tensor(shape=(proc.n,)))).bind(CONFIG, processor=SimpleNamespace(n=3))
+    ModelSpec("spec", make_modality(layout=embed(5) * where(cfg.n == 2, 1, cfg.missing))).bind(CONFIG)
+    ModelSpec("spec", make_modality("a"), make_modality("b", fields={"a_embeds": batched()})).bind(CONFIG)
     # the attribute of the config is no hidden field
     fields_of = {"x": batched(), "n": batched(hidden=True)}
-    grid = modality(layout=embed(5) * cfg.n, positions=(1, cfg.n, 1), fields=fields_of, process=hf())
+    grid = make_modality(layout=embed(5) * cfg.n, positions=(1, cfg.n, 1), fields=fields_of, process=hf())
     ModelSpec("spec", grid).bind(CONFIG)
 
 
 def test_the_vocabulary_of_the_language_model_counts():
     text = SimpleNamespace(vocab_size=6)
     config = SimpleNamespace(vocab_size=1000, get_text_config=lambda: text, n=2)
-    ModelSpec("spec", modality()).bind(config)
-    ModelSpec("spec", modality()).bind({"vocab_size": 6, "n": 2})
+    ModelSpec("spec", make_modality()).bind(config)
+    ModelSpec("spec", make_modality()).bind({"vocab_size": 6, "n": 2})
     text.vocab_size = 5
     with pytest.raises(mmkit.SpecError, match="vocabulary size 5"):
-        ModelSpec("spec", modality()).bind(config)
+        ModelSpec("spec", make_modality()).bind(config)
 
 
 # -- imports ---------------------------------------------------------------------------------------------------------
@@ -186,8 +186,8 @@ def test_the_pure_layers_import_no_vllm():
 import sys
 sys.modules |= dict.fromkeys(["vllm", "transformers", "fastapi"])  # whatever imports them fails
 import mmkit.serve.client
-from tests.unit.common import bound, plan_of, modality
-assert plan_of(modality()).preview([5], {"m": [[1, 2], [3, 4]]}).prompt_token_ids == [5]
+from tests.unit.common import bind_modality, bind_plan, make_modality
+assert bind_plan(make_modality()).preview([5], {"m": [[1, 2], [3, 4]]}).prompt_token_ids == [5]
 """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     subprocess.run([sys.executable, "-c", code], check=True, env=env, cwd=ROOT, timeout=300)

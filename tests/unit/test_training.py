@@ -35,7 +35,7 @@ from mmkit import (
 from mmkit.language import names
 from mmkit.training import Collator, MultiModalMixin, Processor
 
-from .common import CONFIG, modality, refused
+from .common import CONFIG, expect_refusal, make_modality
 
 WORDS = ["<pad>", "<series>", "<patch>", "look", "at", "<s>", "user:", "assistant:"]
 PAD, SERIES, PATCH, LOOK, AT = range(5)
@@ -114,10 +114,12 @@ def test_fields_and_types_of_several_modalities():
     sized = dict(item=Tensor(shape=(between(1, 4), 2)), update=replace(9))
     spec = ModelSpec(
         "spec",
-        modality("a", **sized, fields={"rows": flat(item.shape[0]), "scale": batched()}, process=lambda items, s: {
+        make_modality("a", **sized, fields={"rows": flat(item.shape[0]), "scale": batched()}, process=lambda items, s: {
             "rows": torch.cat(items), "scale": [0.5] * len(items)
         }),
-        modality("b", layout=embed(6) + 8, update=insert(at="start"), embeds=True, fields={"x": batched(hidden=True)}),
+        make_modality(
+            "b", layout=embed(6) + 8, update=insert(at="start"), embeds=True, fields={"x": batched(hidden=True)}
+        ),
     )  # fmt: skip
     processor = spec.hf_processor(CONFIG)
     one = torch.ones(2, 2)
@@ -127,7 +129,7 @@ def test_fields_and_types_of_several_modalities():
     assert batch["input_ids"].tolist() == [[5, 5, 0], [6, 8, 5]]
     assert batch["mm_token_type_ids"].tolist() == [[4, 4, 0], [5, 0, 4]]
     assert "x" not in batch
-    wide = modality("w", item=Tensor(shape=(1, between(1, 3))), fields={"w": flat(1)})
+    wide = make_modality("w", item=Tensor(shape=(1, between(1, 3))), fields={"w": flat(1)})
     padded = ModelSpec("spec", wide).hf_processor(CONFIG)(input_ids=[5, 5], w=[torch.ones(1, 3), torch.ones(1, 1)])
     assert padded["w"].tolist() == [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]], "flat fields get zeros, as in vLLM"
     rows = processor(input_ids=[1], b={"b_embeds": torch.ones(1, 3)})["b_embeds"]
@@ -159,12 +161,12 @@ def test_ids_of_an_answer_in_any_container(kind):
 
 
 def test_prompts_of_encoder_and_decoder_and_none():
-    encoded = ModelSpec("spec", modality(update=insert(at="start")), decoder_prompt=lambda s: [3, *s.prompt])
+    encoded = ModelSpec("spec", make_modality(update=insert(at="start")), decoder_prompt=lambda s: [3, *s.prompt])
     batch = encoded.hf_processor(CONFIG)(input_ids=[1], m=torch.ones(2, 2))
     assert (batch["input_ids"].tolist(), batch["decoder_input_ids"].tolist()) == ([[5, 1]], [[3, 1]])
-    raw = ModelSpec("spec", modality(layout=None, update=None, tokens=0)).hf_processor(CONFIG)
+    raw = ModelSpec("spec", make_modality(layout=None, update=None, tokens=0)).hf_processor(CONFIG)
     assert raw(m=torch.ones(2, 2))["x"].shape == (1, 2, 2)
-    masked = modality(layout=None, update=None, tokens=0, fields={"attention_mask": batched()})
+    masked = make_modality(layout=None, update=None, tokens=0, fields={"attention_mask": batched()})
     batch = ModelSpec("spec", masked).hf_processor(CONFIG)(m=torch.ones(2, 2))
     assert {name: tuple(value.shape) for name, value in batch.items()} == {
         "input_ids": (1, 1), "attention_mask": (1, 2, 2)
@@ -177,7 +179,7 @@ def parameters(function):
     return {one.name for one in known if one.kind is not one.VAR_KEYWORD} - {"self"}
 
 
-BEGUN = ModelSpec("spec", modality(update=insert(at="start")), decoder_prompt=lambda s: [3, *s.prompt])
+BEGUN = ModelSpec("spec", make_modality(update=insert(at="start")), decoder_prompt=lambda s: [3, *s.prompt])
 BATCHES = [
     Collator(waves())([{"input_ids": [LOOK], "answer": [AT]}]),
     BEGUN.hf_processor(CONFIG)(input_ids=[1]),
@@ -205,10 +207,10 @@ def test_a_name_is_refused_or_harms_nothing(name, field):
         return processor(**sample), Collator(processor)([{**sample, "answer": [9]}])
 
     try:
-        spec = ModelSpec("spec", modality(name, update=replace(5), fields={field: batched()}))
+        spec = ModelSpec("spec", make_modality(name, update=replace(5), fields={field: batched()}))
     except SpecError:
         return
-    plain = ModelSpec("spec", modality("plain", update=replace(5), fields={"plain": batched()}))
+    plain = ModelSpec("spec", make_modality("plain", update=replace(5), fields={"plain": batched()}))
     for got, expected in zip(batches(spec, name), batches(plain, "plain"), strict=True):
         assert torch.equal(got.pop(field), expected.pop("plain"))
         got.pop("placeholders"), expected.pop("placeholders")
@@ -230,9 +232,9 @@ def test_messages(template):
     assert content[0]["series"] is not None, "the messages are not changed"
 
 
-NUMBERED = ModelSpec("spec", modality(update=replace(9)))
-TEXTLESS = ModelSpec("spec", modality(update=insert(at="start"), embeds=True))
-SHOWN = ModelSpec("spec", modality("image", item=Image((4, 4)), process=lambda items, s: {"x": [1] * len(items)}))
+NUMBERED = ModelSpec("spec", make_modality(update=replace(9)))
+TEXTLESS = ModelSpec("spec", make_modality(update=insert(at="start"), embeds=True))
+SHOWN = ModelSpec("spec", make_modality("image", item=Image((4, 4)), process=lambda items, s: {"x": [1] * len(items)}))
 PICTURE, ROWS, MATRIX = PILImage.new("RGB", (3, 2)), {"m_embeds": torch.ones(1, 3)}, torch.ones(2, 2)
 
 
@@ -342,7 +344,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("sentence", "provoke"), [(text, way) for text, *ways in REFUSED for way in ways])
 def test_what_is_refused(sentence, provoke):
-    refused(InputError, sentence, provoke)
+    expect_refusal(InputError, sentence, provoke)
 
 
 # -- in a folder -----------------------------------------------------------------------------------------------------
@@ -364,7 +366,7 @@ def test_what_is_saved_comes_back(tmp_path):
     assert WAVES.hf_processor_class.from_pretrained(tmp_path, dtype=torch.float64).dtype == torch.float64
 
 
-@pytest.mark.parametrize(("spec", "imports"), [(ModelSpec("local", modality()), "torch"), (SHOWN, "..package")])
+@pytest.mark.parametrize(("spec", "imports"), [(ModelSpec("local", make_modality()), "torch"), (SHOWN, "..package")])
 def test_a_spec_that_cannot_be_imported_is_saved_without_code(spec, imports, tmp_path, monkeypatch, caplog):
     """That of a script, or of a module that imports from above its folder."""
     (tmp_path / "above.py").write_text(f"from {imports} import thing\n")
@@ -379,10 +381,10 @@ def test_a_spec_that_cannot_be_imported_is_saved_without_code(spec, imports, tmp
 
 TWO = ModelSpec(
     "two",
-    modality("a", item=Tensor((between(1, 4), 3)), layout=embed(5) * item.length, update=replace(5),
+    make_modality("a", item=Tensor((between(1, 4), 3)), layout=embed(5) * item.length, update=replace(5),
              fields={"a": batched(shape=(between(1, 4), 3)), "not_sent": batched(hidden=True)},
              process=lambda items, scope: {"a": items, "not_sent": [0] * len(items)}, embeds=embed(5) * item.rows),
-    modality("b", item=Tensor((2,)), layout=embed(6) + 7, update=replace(6), fields={"b": batched()}),
+    make_modality("b", item=Tensor((2,)), layout=embed(6) + 7, update=replace(6), fields={"b": batched()}),
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from examples.vla.spec import VLA
 from mmkit import InputError, SpecError
 from tests.profiles import scaled
 
-from .common import Tokenizer, refused
+from .common import Tokenizer, expect_refusal
 
 EMPTY, FIRST, PADDING = 29871, 31744, 32000
 TOWN = STATISTICS["town"]
@@ -71,7 +71,9 @@ def test_an_encoded_action_has_the_ids_of_the_training() -> None:
     low[-1], high[-1] = -1.0, 1.0
     assert output.encode(low) == [PADDING - 1] * 7
     assert output.encode(high) == [FIRST] * 7
-    refused(InputError, "vla.outputs.action: expected an array that the output can be, got …", output.encode, 2 * high)
+    expect_refusal(
+        InputError, "vla.outputs.action: expected an array that the output can be, got …", output.encode, 2 * high
+    )
 
 
 def test_rows_of_padding_are_no_actions() -> None:
@@ -79,7 +81,7 @@ def test_rows_of_padding_are_no_actions() -> None:
     assert set(output.allowed) == {range(FIRST, PADDING)}
     remedy = "Check where the output begins, and that sampling was confined to it."
     sentence = f"vla.outputs.action[0]: expected an id from {FIRST} to {PADDING - 1}, got {PADDING}. {remedy}"
-    refused(InputError, sentence, output.decode, [PADDING] * 7)
+    expect_refusal(InputError, sentence, output.decode, [PADDING] * 7)
     with pytest.raises(SpecError, match="pad_to_multiple_of has no value"):
         VLA.bind(SimpleNamespace(**{k: v for k, v in vars(config()).items() if k != "pad_to_multiple_of"}), LlamaLike())
 
