@@ -9,13 +9,11 @@ picture that cannot be read or written (`MmkitError`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from io import StringIO
-from itertools import cycle
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
@@ -28,7 +26,8 @@ from typer import Option
 
 from ..errors import InputError, MmkitError, convert_errors
 from ..importing import import_named
-from ..language.expr import STATIC, evaluate
+from ..language.expr import STATIC, Dependency, Scope, evaluate
+from ..language.field import Field
 from ..language.items import shape_text
 from ..language.layout import Fixed
 from ..language.modality import Modality
@@ -47,6 +46,7 @@ from .common import (
     parse_items,
     shorten,
 )
+from .folding import fold_repetitions
 
 Prompt = Annotated[str | None, Option(help='A text, or token ids as "1,2,3".')]
 Items = Annotated[list[str] | None, Option(metavar="MODALITY=FORM", help="As image=640x480.")]
@@ -54,9 +54,16 @@ Svg = Annotated[str | None, Option(metavar="FILE", help="Write a picture.")]
 
 _COLOURS = ("blue", "magenta", "green", "cyan")
 _FONTS = re.compile(r"(?s)\s*@font-face \{.*?\}")
-"""Those of a picture of rich, which would be fetched from elsewhere."""
-_WIDTH = 180
-"""Characters of a part, and of its value."""
+"""The fonts of a picture of rich, which would be fetched from elsewhere."""
+
+MAX_CHARACTERS = 180
+"""The most characters of a part, and of its value."""
+
+MAX_WORDS_BEFORE = 60
+"""The most words of a prompt that are shown before a gap."""
+
+MAX_WORDS_AFTER = 20
+"""The most words of a prompt that are shown after a gap."""
 
 
 def show(
@@ -67,231 +74,317 @@ def show(
     svg: Svg = None,
     trust_remote_code: Trust = False,
 ) -> None:
-    """Show a spec, its values for a checkpoint, and what becomes of a prompt. An item is zeros,
-    sizes, JSON or a file."""
+    """Show a spec, its values for a checkpoint, and what becomes of a prompt.
+
+    An item is zeros, sizes, JSON or a file.
+    """
     declared: ModelSpec = import_named(spec, ModelSpec)
-    parts: Iterable[RenderableType]
+    parts: list[RenderableType]
     if config is not None:
         info = open_checkpoint(declared, config, trust_remote_code=trust_remote_code)
-        parts = _bound(info, prompt, item or ())
+        parts = _show_request(info, prompt, item or [])
     elif prompt is not None or item:
-        got, remedy = "none beside --prompt or --item", "A request wants a config."
+        got = "none beside --prompt or --item"
+        remedy = "A request wants a config."
         raise MmkitError("--config", "the folder of a checkpoint", got, remedy)
     else:
-        parts = [Text(declared.name, "bold"), *_declared(declared, None, _colours(declared))]
+        parts = [Text(declared.name, "bold")]
+        parts += _show_spec(declared, None, _choose_colours(declared))
     if svg is None:
         Console().print(Group(*parts))
-        return
+    else:
+        _save_picture(parts, f"mmkit show {declared.name}", svg)
+
+
+def _save_picture(parts: Sequence[RenderableType], title: str, svg: str) -> None:
+    """Write what a terminal would show as an SVG file."""
     console = Console(width=110, file=StringIO(), record=True, force_terminal=True)
     console.print(Group(*parts))
-    picture = _FONTS.sub("", console.export_svg(title=f"mmkit show {declared.name}"))
+    picture = _FONTS.sub("", console.export_svg(title=title))
     try:
         Path(svg).write_text(picture, encoding="utf-8")
     except OSError as error:
-        expected, remedy = "a file that can be written", "Choose another place."
-        raise MmkitError(f"--svg {svg}", expected, describe_error(error), remedy) from error
+        got = describe_error(error)
+        remedy = "Choose another place."
+        raise MmkitError(f"--svg {svg}", "a file that can be written", got, remedy) from error
 
 
-def _bound(info: Any, prompt: str | None, forms: Iterable[str]) -> Iterator[RenderableType]:
-    """A bound spec, and a request."""
+def _show_request(info: Any, prompt: str | None, forms: Sequence[str]) -> list[RenderableType]:
+    """Return a bound spec, and what becomes of a request.
+
+    Args:
+        info: vLLM's processing info of the checkpoint, with the plan.
+        prompt: a text, or ids as ``1,2,3``; by default the shortest prompt for the items.
+        forms: the items; see `parse_item`. By default, and without a prompt, the largest ones.
+    """
     plan: Plan = info.plan
-    colours = _colours(plan.spec)
+    colours = _choose_colours(plan.spec)
     data = parse_items(forms, plan)
     if not data and prompt is None:
-        data = {name: [own.largest_item()] for name, own in plan.modalities.items()}
-    ids = plan.shortest_prompt(plan.take(data)) if prompt is None else _encoded(plan, prompt)
+        for name, modality in plan.modalities.items():
+            data[name] = [modality.largest_item()]
+    if prompt is None:
+        ids = plan.shortest_prompt(plan.take(data))
+    else:
+        ids = _parse_prompt(plan, prompt)
     with convert_errors(f"{plan.spec.name}.request", "items that the processor takes", InputError):
         preview = plan.preview(ids, data)
-    read = [f"{name} = {shorten(repr(value), 80)}" for name, value in _read(plan)]
-    model = next(iter(info.get_hf_config().architectures or ()), "")
-    yield Text.assemble((plan.spec.name, "bold"), (f"  {model}", "dim"))
-    yield from _declared(plan.spec, plan, colours)
-    yield Text(f"\nwith {', '.join(read)}" if read else "", "dim")
-    yield from _request(ids, preview, colours, partial(_text, info.ctx.tokenizer))
-    yield from _items(data, preview, colours)
+    architectures = info.get_hf_config().architectures or [""]
+
+    def spell(token: int) -> str:
+        return _spell_token(info.ctx.tokenizer, token)
+
+    title = Text.assemble((plan.spec.name, "bold"), (f"  {architectures[0]}", "dim"))
+    parts: list[RenderableType] = [title]
+    parts += _show_spec(plan.spec, plan, colours)
+    parts.append(Text(_describe_values(plan), "dim"))
+    parts += _show_prompt("prompt", ids, fold_repetitions(spell(token) for token in ids))
+    expanded = _spell_expanded_prompt(preview, colours, spell)
+    parts += _show_prompt("becomes", preview.prompt_token_ids, expanded)
+    parts += _show_items(data, preview, colours)
+    return parts
 
 
-def _colours(spec: Declaration) -> dict[str, str]:
-    return dict(zip([m.name for m in spec.modalities], cycle(_COLOURS), strict=False))
+def _choose_colours(spec: Declaration) -> dict[str, str]:
+    """Return a colour for each modality."""
+    colours: dict[str, str] = {}
+    for i, modality in enumerate(spec.modalities):
+        colours[modality.name] = _COLOURS[i % len(_COLOURS)]
+    return colours
 
 
 # -- the spec --------------------------------------------------------------------------------------
 
 
-def _declared(
+class _Row(NamedTuple):
+    """A part of a declaration.
+
+    Attributes:
+        part: its name.
+        declared: its source.
+        value: what it is for the checkpoint; empty without one.
+    """
+
+    part: str
+    declared: str
+    value: str = ""
+
+
+def _show_spec(
     spec: Declaration, plan: Plan | None, colours: Mapping[str, str]
-) -> Iterator[RenderableType]:
-    """The parts of modalities and outputs as declared, with their values where there is a plan."""
-    bound = plan.modalities if plan else {}
-    parts = {m.name: _of_modality(m, bound.get(m.name)) for m in spec.modalities}
-    parts |= {output.name: _of_output(output, plan) for output in spec.outputs}
-    for name, rows in parts.items():
-        table = _table()
-        for part, declared, value in rows:
-            values = Text(shorten(value, _WIDTH), colours.get(name, ""))
-            table.add_row(Text(part, "dim"), Text(shorten(declared, _WIDTH)), values)
-        yield from (Text(), Text(name, f"bold {colours.get(name, '')}"), table)
+) -> list[RenderableType]:
+    """Return modalities and outputs as declared, with their values where there is a plan."""
+    rows_by_name: dict[str, list[_Row]] = {}
+    for modality in spec.modalities:
+        bound = plan.modalities.get(modality.name) if plan else None
+        rows_by_name[modality.name] = _list_modality(modality, bound)
+    for output in spec.outputs:
+        rows_by_name[output.name] = _list_output(output, plan)
+    parts: list[RenderableType] = []
+    for name, rows in rows_by_name.items():
+        colour = colours.get(name, "")
+        table = _make_table()
+        for row in rows:
+            table.add_row(
+                Text(row.part, "dim"),
+                Text(shorten(row.declared, MAX_CHARACTERS)),
+                Text(shorten(row.value, MAX_CHARACTERS), colour),
+            )
+        parts += [Text(), Text(name, f"bold {colour}"), table]
+    return parts
 
 
-def _of_modality(modality: Modality, bound: BoundModality | None) -> Iterator[tuple[str, str, str]]:
-    """The parts of a modality; those that need not be stated, only where they are."""
-    yield "item", write_source(modality.item), repr(bound.item) if bound else ""
-    yield "layout", repr(modality.layout), _layout(bound) if bound else ""
+def _list_modality(modality: Modality, bound: BoundModality | None) -> list[_Row]:
+    """Return the parts of a modality; those with a default, only where they differ from it."""
+    rows = [
+        _Row("item", write_source(modality.item), repr(bound.item) if bound else ""),
+        _Row("layout", repr(modality.layout), _describe_layout(bound) if bound else ""),
+    ]
     for update in modality.update:
-        yield "update", repr(update), ""
-    for name, declared in modality.fields.items():
-        own = bound.fields.get(name) if bound else None
-        shape = "" if own is None or own.shape is None else shape_text(own.shape)
-        yield f"field {name}", repr(declared), f"{shape} {own.dtype or ''}".strip() if own else ""
-    yield "process", write_source(modality.process), ""
-    usual = {"limit": None, "embeds": False, "cacheable": True, "positions": None, "when": True}
-    for name, default in usual.items():
-        if (stated := getattr(modality, name)) is not default:
-            yield name, write_source(stated), str(bound.limit) if bound and name == "limit" else ""
+        rows.append(_Row("update", repr(update)))
+    for name, field in modality.fields.items():
+        value = ""
+        if bound and name in bound.fields:
+            value = _describe_field(bound.fields[name])
+        rows.append(_Row(f"field {name}", repr(field), value))
+    rows.append(_Row("process", write_source(modality.process)))
+    defaults = {"limit": None, "embeds": False, "cacheable": True, "positions": None, "when": True}
+    for name, default in defaults.items():
+        declared = getattr(modality, name)
+        if declared is not default:
+            value = str(bound.limit) if bound and name == "limit" else ""
+            rows.append(_Row(name, write_source(declared), value))
+    return rows
 
 
-def _of_output(output: Output, plan: Plan | None) -> Iterator[tuple[str, str, str]]:
-    tokens, form = "", ""
+def _describe_field(field: Field) -> str:
+    """Return shape and dtype of a bound field, as far as they are declared."""
+    words: list[str] = []
+    if field.shape is not None:
+        words.append(shape_text(field.shape))
+    if field.dtype:
+        words.append(str(field.dtype))
+    return " ".join(words)
+
+
+def _list_output(output: Output, plan: Plan | None) -> list[_Row]:
+    """Return the parts of an output."""
+    tokens = ""
+    form = ""
     if plan:
         bound = plan.outputs[output.name]
-        tokens = (
-            f"{count_noun(bound.num_tokens, 'token')}: {' '.join(folded(map(str, bound.allowed)))}"
-        )
-        with suppress(MmkitError):  # of what `decode` reads, as weights, the folder may have none
+        allowed = " ".join(fold_repetitions(str(ids) for ids in bound.allowed))
+        tokens = f"{count_noun(bound.num_tokens, 'token')}: {allowed}"
+        # `decode` may read what the folder lacks, for example weights
+        with suppress(MmkitError):
             form = f"{shape_text(bound.shape)} {bound.dtype}"
-    yield "layout", repr(output.layout), tokens
-    yield "decode", write_source(output.decode), form
+    rows = [
+        _Row("layout", repr(output.layout), tokens),
+        _Row("decode", write_source(output.decode), form),
+    ]
     if output.encode is not None:
-        yield "encode", write_source(output.encode), ""
+        rows.append(_Row("encode", write_source(output.encode)))
+    return rows
 
 
-def _layout(bound: BoundModality) -> str:
-    """A bound layout: its ids, or its formula where they depend on the item."""
+def _describe_layout(bound: BoundModality) -> str:
+    """Return the ids of a bound layout, or its formula where they depend on the item."""
     layout = bound.layout_evaluator.layout
-    return " ".join(folded(map(str, layout.ids))) if isinstance(layout, Fixed) else repr(layout)
+    if not isinstance(layout, Fixed):
+        return repr(layout)
+    return " ".join(fold_repetitions(str(token) for token in layout.ids))
 
 
-def _read(plan: Plan) -> Iterator[tuple[str, Any]]:
-    """What the modalities read of the config and the Hugging Face processor."""
-    read = {
-        repr(dependency): (dependency, own.static)
-        for own in plan.modalities.values()
-        for dependency in dependencies(own.spec)
-        if dependency.root in STATIC and dependency.keys
-    }
-    for name, (dependency, scope) in sorted(read.items()):
-        with suppress(MmkitError):  # in the branch of a where() that this config does not take
-            if not callable(value := evaluate(dependency.expr, scope)):
-                yield name, value
+def _describe_values(plan: Plan) -> str:
+    """Return what the modalities read of the config and the Hugging Face processor."""
+    scopes: dict[str, tuple[Dependency, Scope]] = {}
+    for modality in plan.modalities.values():
+        for dependency in dependencies(modality.spec):
+            if dependency.root in STATIC and dependency.keys:
+                scopes[repr(dependency)] = (dependency, modality.static)
+    texts: list[str] = []
+    for name in sorted(scopes):
+        dependency, scope = scopes[name]
+        # a branch of a where() that this config does not take may have no value
+        with suppress(MmkitError):
+            value = evaluate(dependency.expr, scope)
+            if not callable(value):
+                texts.append(f"{name} = {shorten(repr(value), 80)}")
+    return f"\nwith {', '.join(texts)}" if texts else ""
 
 
 # -- the request -----------------------------------------------------------------------------------
 
 
-def _encoded(plan: Plan, prompt: str) -> list[int]:
-    """The ids of a prompt: a text, which is tokenized as vLLM does for this spec, or ids as
-    ``1,2,3``."""
+def _parse_prompt(plan: Plan, prompt: str) -> list[int]:
+    """Return the ids of a prompt: ids as ``1,2,3``, or a text, tokenized as vLLM does."""
     if re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", prompt):
         return [int(token) for token in prompt.split(",")]
     return plan.encode(prompt)
 
 
-def _request(
-    prompt: list[int], preview: Preview, colours: Mapping[str, str], text: Callable[[int], str]
-) -> Iterator[RenderableType]:
-    """The prompt before and after; encoder rows go to the positions in reverse."""
-    expanded: list[str] = []
-    cursor, ids = 0, preview.prompt_token_ids
-    for at in preview.placements:
-        expanded += folded(map(text, ids[cursor : at.start]))
-        styles = f"underline {colours[at.modality]}", f"reverse {colours[at.modality]}"
-        own = zip(at.tokens.mask, ids[at.start : at.end], strict=True)
-        expanded += folded(f"[{styles[embeds]}]{text(token)}[/]" for embeds, token in own)
-        cursor = at.end
-    expanded += folded(map(text, ids[cursor:]))
-    written = folded(map(text, prompt))
-    for name, all_ids, words in (("prompt", prompt, written), ("becomes", ids, expanded)):
-        yield Rule(style="dim")
-        yield Text.assemble((name, "bold"), (f"  {count_noun(len(all_ids), 'token')}", "dim"))
-        if len(words) > _HEAD + _TAIL:
-            words = [*words[:_HEAD], "…", *words[-_TAIL:]]
-        yield Padding(Text.from_markup(" ".join(words)), (0, 2))
+def _spell_expanded_prompt(
+    preview: Preview, colours: Mapping[str, str], spell: Callable[[int], str]
+) -> list[str]:
+    """Return the words of an expanded prompt in rich's markup.
+
+    Layouts are underlined in the colour of their modality; positions that receive encoder rows are
+    reversed.
+    """
+    ids = preview.prompt_token_ids
+    words: list[str] = []
+    cursor = 0
+    for placement in preview.placements:
+        words += fold_repetitions(spell(token) for token in ids[cursor : placement.start])
+        colour = colours[placement.modality]
+        layout_words: list[str] = []
+        for i, is_embed in enumerate(placement.tokens.mask):
+            style = "reverse" if is_embed else "underline"
+            text = spell(ids[placement.start + i])
+            layout_words.append(f"[{style} {colour}]{text}[/]")
+        words += fold_repetitions(layout_words)
+        cursor = placement.end
+    words += fold_repetitions(spell(token) for token in ids[cursor:])
+    return words
 
 
-_HEAD, _TAIL = 60, 20
-"""Words that are shown of many, first and last."""
+def _show_prompt(title: str, ids: Sequence[int], words: Sequence[str]) -> list[RenderableType]:
+    """Return a prompt under a title, with a gap where it is long."""
+    shown = list(words)
+    if len(words) > MAX_WORDS_BEFORE + MAX_WORDS_AFTER:
+        shown = shown[:MAX_WORDS_BEFORE] + ["…"] + shown[-MAX_WORDS_AFTER:]
+    return [
+        Rule(style="dim"),
+        Text.assemble((title, "bold"), (f"  {count_noun(len(ids), 'token')}", "dim")),
+        Padding(Text.from_markup(" ".join(shown)), (0, 2)),
+    ]
 
 
-def _items(
+def _show_items(
     data: Mapping[str, Sequence[Any]], preview: Preview, colours: Mapping[str, str]
-) -> Iterator[RenderableType]:
-    """Where each item stands, and its part of each processed tensor."""
-    table = _table()
-    for at in preview.placements:
-        item = describe(data[at.modality][at.index])
-        label = Text(f"{at.modality}[{at.index}] · {item}", colours[at.modality])
-        rows = count_noun(at.tokens.num_embeds, "row")
-        own = preview.fields[at.modality][at.index].items()
-        tensors = "\n".join(f"{name} {_form(value)}" for name, value in own)
-        table.add_row(label, f"prompt[{at.start}:{at.end}], {rows}", Text(tensors, "dim"))
-    yield from (Text(), table)
+) -> list[RenderableType]:
+    """Return the place of each item, and its part of each processed tensor."""
+    table = _make_table()
+    for placement in preview.placements:
+        name = placement.modality
+        index = placement.index
+        item = describe_item(data[name][index])
+        rows = count_noun(placement.tokens.num_embeds, "row")
+        tensors: list[str] = []
+        for field_name, value in preview.fields[name][index].items():
+            tensors.append(f"{field_name} {_describe_value(value)}")
+        table.add_row(
+            Text(f"{name}[{index}] · {item}", colours[name]),
+            f"prompt[{placement.start}:{placement.end}], {rows}",
+            Text("\n".join(tensors), "dim"),
+        )
+    return [Text(), table]
 
 
-def describe(value: Any) -> str:
-    """An item in a few words: ``6×3``, ``640×480``, ``8 frames of 64×64``, ``ids 5, name 3
-    characters``."""
+def describe_item(value: Any) -> str:
+    """Return an item in a few words.
+
+    For example ``6×3``, ``640×480``, ``8 frames of 64×64``, ``ids 5, name 3 characters``.
+    """
     if isinstance(value, dict):
-        return ", ".join(f"{name} {describe(part)}" for name, part in value.items())
+        return ", ".join(f"{name} {describe_item(part)}" for name, part in value.items())
     if isinstance(value, str):
         return count_noun(len(value), "character")
     media = getattr(value, "media", value)
-    if hasattr(media, "getbands"):
-        return "{}×{}".format(*media.size)
+    if hasattr(media, "getbands"):  # a picture of PIL
+        width, height = media.size
+        return f"{width}×{height}"
     if isinstance(media, tuple):  # samples with their rate, or frames with metadata
-        return describe(media[0])
-    shape = tuple(np.shape(media))
+        return describe_item(media[0])
+    shape = np.shape(media)
     if len(shape) == 4 and shape[-1] == 3:
         return f"{shape[0]} frames of {shape[2]}×{shape[1]}"
-    return "×".join(map(str, shape)) or "a number"
+    if not shape:
+        return "a number"
+    return "×".join(str(size) for size in shape)
 
 
-def _form(value: Any) -> str:
-    shape = f"{shape_text(tuple(value.shape))} " if getattr(value, "shape", ()) else ""
-    return shape + str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
+def _describe_value(value: Any) -> str:
+    """Return shape and dtype of a tensor, or the type of another value."""
+    dtype = getattr(value, "dtype", type(value).__name__)
+    text = str(dtype).removeprefix("torch.")
+    if getattr(value, "shape", ()):
+        text = f"{shape_text(tuple(value.shape))} {text}"
+    return text
 
 
-def _text(tokenizer: Any, token: int) -> str:
-    """The text of an id, or its number where it has none that can be read."""
-    own = "" if tokenizer is None else tokenizer.convert_ids_to_tokens(token)
-    text = str(own).translate(_VISIBLE)
-    return escape(shorten(text, 40)) if text and text.isprintable() else str(token)
+def _spell_token(tokenizer: Any, token: int) -> str:
+    """Return the text of an id in rich's markup, or its number where no text can be read."""
+    text = ""
+    if tokenizer is not None:
+        text = str(tokenizer.convert_ids_to_tokens(token)).translate(_VISIBLE)
+    if not text or not text.isprintable():
+        return str(token)
+    return escape(shorten(text, 40))
 
 
 _VISIBLE = str.maketrans({"\n": "⏎", "\t": "⇥", "▁": "␣", "Ġ": "␣", "Ċ": "⏎", " ": "␣"})
 
 
-def _table() -> Table:
+def _make_table() -> Table:
     return Table(box=None, show_header=False, padding=(0, 0, 0, 2))
-
-
-# -- a long sequence in few words ------------------------------------------------------------------
-
-_RUN, _BLOCKS = re.compile(r"(?<![^ ])([^ ]+ )\1+"), re.compile(r"(?<![^ ])((?:[^ ]+ ){2,24}?)\1+")
-"""A word, or a block of words, at least twice. Longer blocks are searched in vain at a cost."""
-_JOINT = "\0"
-"""Stands for a space within a word."""
-
-
-def folded(words: Iterable[str]) -> list[str]:
-    """Words in which repetitions are told: ``31 31 7 31 31 7`` as ``(31 ×2 7) ×2``."""
-
-    def told(match: re.Match[str]) -> str:
-        block, count = match[1].rstrip(), len(match[0]) // len(match[1])
-        body = f"({block})" if " " in block else block
-        return f"{body} ×{count}".replace(" ", _JOINT) + " "
-
-    text, before = "".join(f"{word.replace(' ', _JOINT)} " for word in words), ""
-    text = _RUN.sub(told, text)
-    while text != before:
-        text, before = _BLOCKS.sub(told, text), text
-    return [word.replace(_JOINT, " ") for word in text.split()]

@@ -42,7 +42,7 @@ from mmkit import (
 )
 from mmkit.cli import common, doctor
 from mmkit.cli.commands import app
-from mmkit.cli.show import describe
+from mmkit.cli.show import describe_item
 from mmkit.errors import MmkitError, SpecError
 from mmkit.language.expr import ceil_div, item
 from mmkit.plan.plan import Plan
@@ -204,7 +204,7 @@ def test_items(form: str, tmp_path: Path) -> None:
             common.parse_item(form, PLAN)
     else:
         name, value = common.parse_item(form.replace("FOLDER", str(tmp_path)), PLAN)
-        assert (name, describe(value)) == (form.partition("=")[0], ITEMS[form])
+        assert (name, describe_item(value)) == (form.partition("=")[0], ITEMS[form])
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------
