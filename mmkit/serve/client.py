@@ -237,8 +237,8 @@ class Session(AbstractContextManager["Session"]):
         """Send more items, more prompt, or both, and return the next chunk.
 
         Args:
-            items: as in `Client.generate`; without a prompt, the server writes their placeholders.
-            prompt: a text, or token ids (tokens,), with the placeholders of the items.
+            items: as in `Client.generate`; without a prompt, the server writes their targets.
+            prompt: a text, or token ids (tokens,), with the targets of the items.
             options: fields of `protocol.NextMessage`, and `max_tokens`.
 
         Raises:

@@ -115,7 +115,7 @@ NULL = Raw(b"null")
 
 
 class Prompted(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A prompt with items; without a prompt, the server writes the placeholders of the items."""
+    """A prompt with items; without a prompt, the server writes the targets of the items."""
 
     prompt: str | list[Id] | None = None
     items: Items = field(default_factory=NULL.copy)
