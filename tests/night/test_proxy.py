@@ -20,7 +20,7 @@ from websockets.frames import Frame, Opcode
 
 from examples.server import Server
 from tests.engine.terra_server import clients
-from tests.engine.terra_server.clients import head
+from tests.engine.terra_server.clients import make_head
 from tests.night.malformed import GENERATE, HEADERS, KEY, SESSION
 from tests.night.proxy import NGINX, Proxy, deployed
 from tests.night.soak import MIB, Beside, peak, terra_server
@@ -58,7 +58,7 @@ def raw(proxy: Proxy) -> socket.socket:
     return connection
 
 
-UPGRADE = head("GET", SESSION, *clients.UPGRADE)
+UPGRADE = make_head("GET", SESSION, *clients.UPGRADE)
 
 
 def session(proxy: Proxy, **options: Any) -> Any:
@@ -122,7 +122,7 @@ async def storm(proxy: Proxy) -> Any:
         try:
             async with session(proxy) as ws:
                 await ws.recv()
-                await ws.send(json.dumps({"type": "start", **clients.good(max_tokens=300)}))
+                await ws.send(json.dumps({"type": "start", **clients.make_body(max_tokens=300)}))
                 await asyncio.sleep(0.02 * (number % 5))
                 ws.transport.abort()
                 return "begun"
@@ -130,9 +130,9 @@ async def storm(proxy: Proxy) -> Any:
             return "refused"
 
     async def post(number: int) -> str:
-        body = json.dumps(clients.good(max_tokens=300, stream=number % 2 == 0)).encode()
+        body = json.dumps(clients.make_body(max_tokens=300, stream=number % 2 == 0)).encode()
         _, writer = await asyncio.open_connection("127.0.0.1", proxy.port, local_addr=ATTACKER)
-        writer.write(head("POST", GENERATE, f"Content-Length: {len(body)}") + body)
+        writer.write(make_head("POST", GENERATE, f"Content-Length: {len(body)}") + body)
         await asyncio.sleep(0.01 * (number % 7))
         writer.transport.abort()
         return "posted"
@@ -143,21 +143,22 @@ async def storm(proxy: Proxy) -> Any:
     return outcomes
 
 
-BODY = json.dumps(clients.good()).encode()
+BODY = json.dumps(clients.make_body()).encode()
 LENGTH = f"Content-Length: {len(BODY)}"
 ODD = {
-    "two lengths": head("POST", GENERATE, "Content-Length: 4", "Transfer-Encoding: chunked") + b"0\r\n\r\nGET /health",
-    "an unknown coding": head("POST", GENERATE, "Transfer-Encoding: xchunked") + BODY,
-    "a sign": head("POST", GENERATE, f"Content-Length: +{len(BODY)}") + BODY,
-    "a long header": head("POST", GENERATE, "X: " + "a" * 1_000_000),
-    "10,000 headers": head("POST", GENERATE, *(f"X{i}: 1" for i in range(10_000)), LENGTH) + BODY,
-    "a long path": head("GET", "/v1/mm/" + "a" * 60_000),
-    "TRACE": head("TRACE", GENERATE),
+    "two lengths": make_head("POST", GENERATE, "Content-Length: 4", "Transfer-Encoding: chunked")
+    + b"0\r\n\r\nGET /health",
+    "an unknown coding": make_head("POST", GENERATE, "Transfer-Encoding: xchunked") + BODY,
+    "a sign": make_head("POST", GENERATE, f"Content-Length: +{len(BODY)}") + BODY,
+    "a long header": make_head("POST", GENERATE, "X: " + "a" * 1_000_000),
+    "10,000 headers": make_head("POST", GENERATE, *(f"X{i}: 1" for i in range(10_000)), LENGTH) + BODY,
+    "a long path": make_head("GET", "/v1/mm/" + "a" * 60_000),
+    "TRACE": make_head("TRACE", GENERATE),
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "an upgrade of another route": UPGRADE.replace(SESSION.encode(), GENERATE.encode()),
     "another origin": UPGRADE[:-2] + b"Origin: http://evil.example\r\n\r\n",
-    "too large": head("POST", GENERATE, f"Content-Length: {2**27}"),
-    "another path": head("POST", "/invocations", LENGTH) + BODY,
+    "too large": make_head("POST", GENERATE, f"Content-Length: {2**27}"),
+    "another path": make_head("POST", "/invocations", LENGTH) + BODY,
     "no key": UPGRADE.replace(KEY.encode(), b"none"),
 }
 
@@ -180,7 +181,7 @@ def slow(proxy: Proxy) -> Any:
         for number in range(2000):
             with suppress(OSError):
                 connection = stack.enter_context(raw(proxy))
-                begun = head("POST", GENERATE, "Content-Length: 1000")
+                begun = make_head("POST", GENERATE, "Content-Length: 1000")
                 connection.sendall((b"", begun[:-2], begun + b"{")[number % 3])
                 waiting.append(connection)
         time.sleep(15)

@@ -23,7 +23,7 @@ from mmkit.serve import Client, RequestError, ServerGone
 from mmkit.testing import of_spec
 from tests.engine.processes import run
 from tests.engine.terra import rollouts
-from tests.engine.terra_server.clients import WAIT, ends, scraped
+from tests.engine.terra_server.clients import WAIT, assert_ends, scraped
 from tests.night.malformed import ACTIONS, FRAMES, GENERATE, GREEDY, HEADERS, KEY, STEP, prompt_of
 from tests.night.soak import metrics, request, rollout, session, terra_server
 
@@ -221,7 +221,7 @@ def test_all_ends_when_a_process_is_killed(tmp_path: Path, killed: str) -> None:
         victim = next(process for process in tree if killed in "".join(process.cmdline()))
         with client.session(*context(0), max_tokens=1, **GREEDY) as session:
             victim.kill()
-            ends(server, tree)
+            assert_ends(server, tree)
             assert server.process.returncode == 1
             with pytest.raises(ServerGone):
                 step(session, 0, 3)

@@ -22,7 +22,7 @@ IDLE_SECONDS = 6
 @contextmanager
 def shaken(server: Server) -> Iterator[socket.socket]:
     """A websocket that never answers."""
-    with clients.plain(server, "GET", SESSION, *clients.UPGRADE) as connection:
+    with clients.open_socket(server, "GET", SESSION, *clients.UPGRADE) as connection:
         assert connection.recv(12) == b"HTTP/1.1 101"
         yield connection
 
@@ -38,14 +38,14 @@ def test_silence(impatient: Server) -> None:
     """Sessions without a message end after their time, with a word; so do those whose clients neither read nor say
     goodbye. All of them wait at once."""
     with ExitStack() as stack:
-        silent, begun = (stack.enter_context(clients.opened(impatient)) for _ in range(2))
+        silent, begun = (stack.enter_context(clients.open_session(impatient)) for _ in range(2))
         clients.start(begun)
         deaf, flooded = (stack.enter_context(shaken(impatient)) for _ in range(2))
-        start = json.dumps({"type": "start", **clients.good(stream=True, max_tokens=1000)})
+        start = json.dumps({"type": "start", **clients.make_body(stream=True, max_tokens=1000)})
         flooded.sendall(Frame(Opcode.TEXT, start.encode()).serialize(mask=True))
         assert clients.until(lambda: clients.scraped(impatient)["vllm:generation_tokens_total"] > 4)
         for session, types in ((silent, ["ready", "closed"]), (begun, ["ready", "chunk", "closed"])):
-            messages = clients.rest(session)
+            messages = clients.receive_rest(session)
             assert [message["type"] for message in messages] == types
             assert f"{IDLE_SECONDS} s" in messages[-1]["reason"]
             assert session.close_code == 1001
@@ -53,17 +53,17 @@ def test_silence(impatient: Server) -> None:
         for connection in (deaf, flooded):
             while connection.recv(4096):  # raises if the server keeps the connection
                 pass
-    assert clients.ask(impatient, clients.good()).status_code == 200
+    assert clients.ask(impatient, clients.make_body()).status_code == 200
 
 
 def test_stopped(impatient: Server) -> None:
     """SIGTERM: whoever waits is told or cut, and no process stays for a body that does not come."""
-    with clients.busy(impatient) as (processes, waiting, generating, lines), ExitStack() as stack:
+    with clients.keep_busy(impatient) as (processes, waiting, generating, lines), ExitStack() as stack:
         paths = (GENERATE, "/v1/completions", "/inference/v1/generate", "/tokenize")
         for path in paths:
-            stack.enter_context(clients.plain(impatient, "POST", path, "Content-Length: 100"))
+            stack.enter_context(clients.open_socket(impatient, "POST", path, "Content-Length: 100"))
         impatient.process.send_signal(signal.SIGTERM)
-        clients.rest_of(lines)
-        messages = clients.rest(generating) + clients.rest(waiting)
+        clients.receive_rest_of_stream(lines)
+        messages = clients.receive_rest(generating) + clients.receive_rest(waiting)
         assert {message["type"] for message in messages} <= {"tokens", "chunk", "error", "closed"}
-        clients.ends(impatient, processes)
+        clients.assert_ends(impatient, processes)

@@ -14,7 +14,7 @@ from examples.llava_like.cases import draw_picture
 from examples.llava_like.checkpoint import make_checkpoint
 from examples.server import Server
 from mmkit.serve.wire import encode_value
-from tests.engine.llava_like.test_server import as_file
+from tests.engine.llava_like.bodies import save_tensor
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -28,7 +28,7 @@ TOOL = {
 }
 WHAT = {"type": "text", "text": "what is it?"}
 PHOTO = {"type": "image_url", **encode_value(draw_picture(0), "picture")}
-ROWS = {"type": "image_embeds", "image_embeds": as_file(torch.linspace(-1, 1, 16 * 64).view(16, 64))}
+ROWS = {"type": "image_embeds", "image_embeds": save_tensor(torch.linspace(-1, 1, 16 * 64).view(16, 64))}
 
 
 def chat(*content: Any, route: str = "/v1/chat/completions", **more: Any) -> tuple[str, dict[str, Any]]:

@@ -2,7 +2,6 @@
 tests/night/test_llava_like.py compares it with vLLM's own class."""
 
 from random import Random
-from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -16,7 +15,7 @@ from examples.llava_like.cases import Case, draw_picture
 from examples.llava_like.offline import answer
 from examples.llava_like.reference import Reference
 from mmkit import InputError
-from mmkit.vllm_api.admission import TRUST
+from mmkit.vllm_api.patches import TRUST
 from tests.profiles import scaled
 
 IMAGE = 3
@@ -24,53 +23,114 @@ IMAGE = 3
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
 
+def test_the_cases_cover_all_kinds_of_requests(cases: list[Case]) -> None:
+    """No to three images, as text and as ids, with images that come again, of many sizes."""
+    sizes = set()
+    has_repeated_image = False
+    for case in cases:
+        sizes.update(image.size for image in case.images)
+        identities = {id(image) for image in case.images}
+        has_repeated_image |= len(identities) < len(case.images)
+    assert len({case.kind for case in cases}) == 8
+    assert len(sizes) >= 8
+    assert has_repeated_image
+
+
 def test_greedy_ids_are_those_of_transformers(
     reference: Reference, tokenizer: Any, cases: list[Case], answers: list[list[int]]
 ) -> None:
-    """No to three images, as text and as ids, with images that come again, of many sizes."""
-    assert len({case.kind for case in cases}) == 8
-    assert len({image.size for case in cases for image in case.images}) >= 8
-    assert any(len(set(map(id, case.images))) < len(case.images) for case in cases)
     for case, ids in zip(cases, answers, strict=True):
-        text = case.prompt if isinstance(case.prompt, str) else tokenizer.decode(case.prompt[1:])
+        text = case.prompt
+        if not isinstance(text, str):
+            text = tokenizer.decode(case.prompt[1:])
         assert reference.answer(text, case.images) == ids
 
 
-def test_rendered_requests_keep_their_items(llava: Any, cases: list[Case], answers: list[list[int]]) -> None:
-    """vLLM alone would answer their ids without the items. Those from another host have lost the mark of this one, and
-    are taken where they are trusted."""
-    chosen = [i for i, case in enumerate(cases) if case.images][:4]
-    rendered = llava.llm_engine.renderer.render_cmpl([cases[i].request() for i in chosen], skip_mm_cache=True)
-    foreign = [{**one, "mm_kwargs": MultiModalKwargsItems(dict(one["mm_kwargs"]))} for one in rendered]
-    assert answer(llava, rendered) == [answers[i] for i in chosen]
+# -- rendered requests -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def chosen(cases: list[Case]) -> list[int]:
+    """The indices of four cases with images."""
+    return [index for index, case in enumerate(cases) if case.images][:4]
+
+
+@pytest.fixture
+def rendered(llava: Any, cases: list[Case], chosen: list[int]) -> list[Any]:
+    """The chosen cases as vLLM's renderer makes them for an engine."""
+    requests = [cases[index].request() for index in chosen]
+    return list(llava.llm_engine.renderer.render_cmpl(requests, skip_mm_cache=True))
+
+
+def test_rendered_requests_keep_their_items(
+    llava: Any, answers: list[list[int]], chosen: list[int], rendered: list[Any]
+) -> None:
+    """Without mmkit, vLLM would answer their ids without the items."""
+    assert answer(llava, rendered) == [answers[index] for index in chosen]
+
+
+def test_requests_that_another_host_has_rendered_are_refused_unless_they_are_trusted(
+    llava: Any, answers: list[list[int]], chosen: list[int], rendered: list[Any]
+) -> None:
+    """They have lost the mark of this host."""
+    foreign = []
+    for request in rendered:
+        foreign.append({**request, "mm_kwargs": MultiModalKwargsItems(dict(request["mm_kwargs"]))})
     with pytest.raises(InputError, match=r"^llava_like\.mm_kwargs: expected raw items, got processed fields\."):
         answer(llava, foreign)
     with mock.patch.object(llava.llm_engine.vllm_config, "additional_config", {TRUST: True}):
-        assert answer(llava, foreign) == [answers[i] for i in chosen]
+        assert answer(llava, foreign) == [answers[index] for index in chosen]
+
+
+# -- caches and embeddings ---------------------------------------------------------------------------------------------
 
 
 def test_caches_change_nothing(llava: Any, cases: list[Case], answers: list[list[int]]) -> None:
     """One by one, after all of them were answered: prompts come from the prefix cache, images from the processor's."""
-    results = [llava.generate([case.request()], GREEDY, use_tqdm=False)[0] for case in cases]
-    assert [list(result.outputs[0].token_ids) for result in results] == answers
-    assert sum(bool(result.num_cached_tokens) for result in results) >= len(cases) // 2
+    num_with_cached_tokens = 0
+    for case, ids in zip(cases, answers, strict=True):
+        (result,) = llava.generate([case.request()], GREEDY, use_tqdm=False)
+        assert list(result.outputs[0].token_ids) == ids
+        if result.num_cached_tokens:
+            num_with_cached_tokens += 1
+    assert num_with_cached_tokens >= len(cases) // 2
 
 
-def test_embeddings_stand_for_their_images(
-    llava: Any, reference: Reference, cases: list[Case], answers: list[list[int]]
+@pytest.fixture(scope="module")
+def cases_with_images(cases: list[Case]) -> list[Case]:
+    return [case for case in cases if case.images]
+
+
+@pytest.fixture(scope="module")
+def expected_ids(cases: list[Case], answers: list[list[int]]) -> list[list[int]]:
+    """The answers of the cases with images."""
+    return [ids for case, ids in zip(cases, answers, strict=True) if case.images]
+
+
+def put_under_its_name(rows: Any) -> dict[str, Any]:
+    return {"image_embeds": rows}
+
+
+@pytest.mark.parametrize("convert", [torch.stack, list, put_under_its_name])
+def test_embeddings_of_transformers_stand_for_their_images(
+    llava: Any, reference: Reference, cases_with_images: list[Case], expected_ids: list[list[int]], convert: Any
 ) -> None:
-    """Computed by transformers; as one tensor, as a list, and under mmkit's own key. Noise gives other ids."""
-    expected = [ids for case, ids in zip(cases, answers, strict=True) if case.images]
-    with_images = [case for case in cases if case.images]
-    rows = [reference.embed(case.images) for case in with_images]
-    for form in (torch.stack, list, lambda one: {"image_embeds": one}):
-        assert answer(llava, [case.request(form(one)) for case, one in zip(with_images, rows, strict=True)]) == expected
+    requests = [case.request(convert(reference.embed(case.images))) for case in cases_with_images]
+    assert answer(llava, requests) == expected_ids
+
+
+def test_noise_in_place_of_embeddings_gives_other_ids(
+    llava: Any, cases_with_images: list[Case], expected_ids: list[list[int]]
+) -> None:
     torch.manual_seed(0)
-    noise = [case.request(torch.randn(len(case.images), 16, 64)) for case in with_images]
-    assert not any(a == b for a, b in zip(answer(llava, noise), expected, strict=True))
+    requests = [case.request(torch.randn(len(case.images), 16, 64)) for case in cases_with_images]
+    for ids, expected in zip(answer(llava, requests), expected_ids, strict=True):
+        assert ids != expected
 
 
-OPTIONS = {
+# -- dtypes ------------------------------------------------------------------------------------------------------------
+
+OPTIONS: dict[str, dict[str, Any]] = {
     "bytes": {"do_rescale": False, "do_normalize": False},
     "bytes in the scope of images": {"images_kwargs": {"do_rescale": False, "do_normalize": False}},
     "arrays": {"return_tensors": "np"},
@@ -78,41 +138,55 @@ OPTIONS = {
     "another mean": {"image_mean": [0.1, 0.2, 0.3]},
     "none": {},
 }
-FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def make_images(number: int, reference: Reference) -> list[tuple[Any, dict[str, Any]]]:
+    """Return forms of one picture, each with options."""
+    picture = draw_picture(number)
+    pixels = np.asarray(picture)
+    images: list[tuple[Any, dict[str, Any]]] = []
+    for options in OPTIONS.values():
+        images.append(([picture], options))
+        images.append(([pixels.astype("float32")], options))
+    for dtype in ("float16", "float32", "float64", "int64"):
+        images.append(([pixels.astype(dtype)], {}))
+    (rows,) = reference.embed([picture])
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        images.append(({"image_embeds": [rows.to(dtype)]}, {}))
+    return images
+
+
+def is_accepted(llava: Any, request: dict[str, Any]) -> bool:
+    try:
+        llava.llm_engine.renderer.render_cmpl([request], skip_mm_cache=True)
+    except InputError:
+        return False
+    return True
 
 
 def test_items_of_any_dtype_share_a_batch(llava: Any, reference: Reference, tokenizer: Any) -> None:
     """Each is refused, or has the answer that it has alone: vLLM stacks a batch in the dtype of its first item, which
     ends the engine where another one does not fit."""
-    render = llava.llm_engine.renderer.render_cmpl
     prompt = tokenizer.encode("USER: <image> what?")
-
-    def request(data: Any, options: Any = MappingProxyType({})) -> dict[str, Any]:
-        more = {"mm_processor_kwargs": dict(options)} if options else {}
-        return {"prompt_token_ids": prompt, "multi_modal_data": {"image": data}, **more}
-
-    requests: list[dict[str, Any]] = []
+    requests = []
     for number in range(scaled(60) // 20):
-        picture = draw_picture(number)
-        pixels = np.asarray(picture)
-        requests += [request([picture], options) for options in OPTIONS.values()]
-        requests += [request([pixels.astype(dtype)]) for dtype in ("float16", "float32", "float64", "int64")]
-        requests += [request([pixels.astype("float32")], options) for options in OPTIONS.values()]
-        rows = reference.embed([picture])
-        requests += [request({"image_embeds": [own.to(getattr(torch, kind)) for own in rows]}) for kind in FLOATS]
+        for image, options in make_images(number, reference):
+            request = {"prompt_token_ids": prompt, "multi_modal_data": {"image": image}}
+            if options:
+                request["mm_processor_kwargs"] = options
+            requests.append(request)
     Random(0).shuffle(requests)
-    known: list[dict[str, Any]] = []
-    refused = 0
-    for one in requests:
-        try:
-            render([one], skip_mm_cache=True)
-        except InputError:
-            refused += 1
-        else:
-            known.append(one)
-    assert min(refused, len(known)) > len(requests) // 10
-    alone = [answer(llava, [one], 4)[0] for one in known]
-    assert answer(llava, known, 4) == alone
+    accepted = [request for request in requests if is_accepted(llava, request)]
+    num_refused = len(requests) - len(accepted)
+    assert num_refused > len(requests) // 10
+    assert len(accepted) > len(requests) // 10
+    single_answers = []
+    for request in accepted:
+        single_answers.extend(answer(llava, [request], 4))
+    assert answer(llava, accepted, 4) == single_answers
+
+
+# -- chat and placeholders ---------------------------------------------------------------------------------------------
 
 
 def test_chat_is_the_prompt_that_the_template_makes(llava: Any) -> None:
@@ -120,17 +194,21 @@ def test_chat_is_the_prompt_that_the_template_makes(llava: Any) -> None:
     picture = draw_picture(0)
     content = [{"type": "text", "text": "What is this?"}, {"type": "image_pil", "image_pil": picture}]
     (chat,) = llava.chat([{"role": "user", "content": content}], GREEDY, use_tqdm=False)
-    expected = answer(llava, [Case("USER: <image>\nWhat is this?\nASSISTANT:", (picture,)).request()])
-    assert [list(chat.outputs[0].token_ids)] == expected
+    case = Case("USER: <image>\nWhat is this?\nASSISTANT:", (picture,))
+    assert [list(chat.outputs[0].token_ids)] == answer(llava, [case.request()])
 
 
-def test_placeholder_is_never_sampled(llava: Any) -> None:
+@pytest.mark.parametrize("options", [{"logit_bias": {IMAGE: 100.0}}, {"allowed_token_ids": [IMAGE, 40]}])
+def test_a_placeholder_is_never_sampled(llava: Any, options: dict[str, Any]) -> None:
     """Not even when a caller pushes it as far as vLLM lets them."""
-    for pushed in ({"logit_bias": {IMAGE: 100.0}}, {"allowed_token_ids": [IMAGE, 40]}):
-        sampling = SamplingParams(max_tokens=64, ignore_eos=True, seed=0, **pushed)
-        (result,) = llava.generate(["USER: hello"], sampling, use_tqdm=False)
-        assert len(result.outputs[0].token_ids) == 64
-        assert IMAGE not in result.outputs[0].token_ids
+    sampling = SamplingParams(max_tokens=64, ignore_eos=True, seed=0, **options)
+    (result,) = llava.generate(["USER: hello"], sampling, use_tqdm=False)
+    ids = result.outputs[0].token_ids
+    assert len(ids) == 64
+    assert IMAGE not in ids
+
+
+def test_a_request_that_allows_only_placeholders_is_refused(llava: Any) -> None:
     expected = r"expected an id that is not a placeholder, got \[3\]\. Placeholder ids are never sampled\."
     with pytest.raises(InputError, match=rf"^llava_like\.allowed_token_ids: {expected}$"):
         llava.generate(["USER: hello"], SamplingParams(allowed_token_ids=[IMAGE]), use_tqdm=False)

@@ -1,6 +1,7 @@
 """The page of Terra in a real browser: headless Chromium, by way of nginx, which knows the server's key."""
 
 import shutil
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -16,14 +17,25 @@ from examples.server import Server
 from tests.night.malformed import HEADERS
 from tests.night.proxy import NGINX, Proxy
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-QUIET = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage", "--no-proxy-server",
+CHROMIUM = shutil.which("chromium")
+DRIVER = shutil.which("chromedriver")
+BROWSER_OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-dev-shm-usage",
+    "--no-proxy-server",
     # a window that no one sees goes on, too
-    "--disable-background-timer-throttling", "--disable-renderer-backgrounding",
+    "--disable-background-timer-throttling",
+    "--disable-renderer-backgrounding",
     "--disable-backgrounding-occluded-windows",
-)  # fmt: skip
+    "--window-size=600,860",
+)
 WAIT = 120
 
 pytestmark = [
@@ -55,8 +67,9 @@ class Player:
     def __init__(self, url: str, profile: Path) -> None:
         options = webdriver.ChromeOptions()
         options.binary_location = CHROMIUM
-        for argument in (*QUIET, f"--user-data-dir={profile}", "--window-size=600,860"):
+        for argument in BROWSER_OPTIONS:
             options.add_argument(argument)
+        options.add_argument(f"--user-data-dir={profile}")
         try:
             self.browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
         except WebDriverException as error:
@@ -77,15 +90,15 @@ class Player:
 
     def until(self, name: str, expected: str) -> None:
         """Wait for a text in an element."""
-        texts: list[str] = []
+        last_texts: deque[str] = deque(maxlen=20)
 
-        def shown(_: object) -> bool:
-            texts[:] = [*texts[-20:], self.text(name)]
-            return expected in texts[-1]
+        def has_text(_: object) -> bool:
+            last_texts.append(self.text(name))
+            return expected in last_texts[-1]
 
         with suppress(TimeoutException):
-            WebDriverWait(self.browser, WAIT, poll_frequency=0.05).until(shown)
-        assert expected in texts[-1], texts
+            WebDriverWait(self.browser, WAIT, poll_frequency=0.05).until(has_text)
+        assert expected in last_texts[-1], last_texts
 
     def drive(self, frames: int) -> None:
         """Hold one key after the other, each until so many more frames are there."""
@@ -96,15 +109,22 @@ class Player:
 
     def reach(self, frames: int) -> None:
         """Wait for so many frames."""
-        until = WebDriverWait(self.browser, WAIT, poll_frequency=0.05)
-        until.until(lambda _: self.frames >= frames, f"fewer than {frames} frames: {self.text('status')}")
+
+        def has_frames(_: object) -> bool:
+            return self.frames >= frames
+
+        message = f"fewer than {frames} frames: {self.text('status')}"
+        WebDriverWait(self.browser, WAIT, poll_frequency=0.05).until(has_frames, message)
 
 
 @pytest.fixture(scope="module")
 def proxy(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     """It adds the server's key."""
-    told = {"server": server.port, "key": HEADERS["authorization"]}
-    with Proxy(tmp_path_factory.mktemp("proxy"), lambda port: CONFIGURATION.format(port=port, **told)) as proxy:
+
+    def configure(port: int) -> str:
+        return CONFIGURATION.format(port=port, server=server.port, key=HEADERS["authorization"])
+
+    with Proxy(tmp_path_factory.mktemp("proxy"), configure) as proxy:
         yield proxy
 
 
@@ -119,14 +139,16 @@ def playing(proxy: Proxy, folder: Path, seed: int) -> Iterator[Player]:
 
 def test_two_players_drive_and_a_lost_connection_resumes(proxy: Proxy, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        first, second = (stack.enter_context(playing(proxy, tmp_path, seed)) for seed in (1, 2))
-        for player in (first, second):
-            player.until("frames", "1")
-        before = first.pixels, second.pixels
+        first = stack.enter_context(playing(proxy, tmp_path, seed=1))
+        second = stack.enter_context(playing(proxy, tmp_path, seed=2))
+        first.until("frames", "1")
+        second.until("frames", "1")
+        first_pixels = first.pixels
+        second_pixels = second.pixels
         first.drive(2)
         second.drive(2)
-        assert first.pixels != before[0]
-        assert second.pixels != before[1]
+        assert first.pixels != first_pixels
+        assert second.pixels != second_pixels
         assert first.pixels != second.pixels
         # docs/terra.md shows one like it
         assert first.browser.save_screenshot(str(tmp_path / "terra-page.png"))
@@ -135,15 +157,16 @@ def test_two_players_drive_and_a_lost_connection_resumes(proxy: Proxy, tmp_path:
 
         proxy.stop()
         first.until("status", "connection lost")
-        known = first.frames
+        frames_before = first.frames
         proxy.start()
         first.until("status", "driving")
         first.drive(1)
-        assert first.frames >= known + 4
+        assert first.frames >= frames_before + 4
 
 
 def test_the_page_loads_nothing_from_elsewhere(proxy: Proxy, tmp_path: Path) -> None:
     with playing(proxy, tmp_path, 3) as player:
         player.until("frames", "1")
-        asked = "return performance.getEntriesByType('resource').map(entry => entry.name)"
-        assert all(name.startswith((proxy.url, "data:")) for name in player.browser.execute_script(asked))
+        script = "return performance.getEntriesByType('resource').map(entry => entry.name)"
+        for url in player.browser.execute_script(script):
+            assert url.startswith((proxy.url, "data:"))

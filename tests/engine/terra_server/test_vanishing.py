@@ -3,131 +3,186 @@ since it kills what the others share. tests/night/test_silence.py has the client
 
 import json
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
 from examples.server import Server
+from tests.engine.terra_server import clients
 from tests.night.malformed import GENERATE, LIMITS, wrong_error
-
-from . import clients
 
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer another key"}])
-def test_without_the_key(server: Server, headers: dict[str, str]) -> None:
-    assert clients.ask(server, clients.good(), headers=headers).status_code == 401
+def test_without_the_key_nothing_is_answered(server: Server, headers: dict[str, str]) -> None:
+    assert clients.ask(server, clients.make_body(), headers=headers).status_code == 401
     assert clients.ask(server, b"", "/v1/mm/modalities", "GET", headers).status_code == 401
     with pytest.raises(InvalidStatus) as refused:
-        clients.opened(server, headers)
+        clients.open_session(server, headers)
     assert refused.value.response.status_code in (401, 403)
 
 
+# -- clients that vanish -----------------------------------------------------------------------------------------------
+
+
 @contextmanager
-def breaking(server: Server) -> Iterator[ClientConnection]:
-    """A session whose connection breaks at the end of the block."""
-    with suppress(ConnectionClosed), clients.opened(server) as session:
+def open_breaking_session(server: Server) -> Iterator[ClientConnection]:
+    """Open a session whose connection breaks at the end of the block."""
+    with suppress(ConnectionClosed), clients.open_session(server) as session:
         yield session
         session.socket.shutdown(socket.SHUT_RDWR)
 
 
-def leave_a_stream(server: Server) -> None:
-    with clients.long_stream(server) as response:
-        next(response.iter_lines())
+def assert_engine_stops(server: Server, leave: Callable[[Server], None]) -> None:
+    """Check that the engine does not make all the tokens that a client asked for before it left.
 
-
-def leave_before_the_answer(server: Server) -> None:
-    body = json.dumps(clients.good(max_tokens=clients.LONG)).encode()
-    with clients.plain(server, "POST", GENERATE, f"Content-Length: {len(body)}") as connection:
-        connection.sendall(body)
-
-
-def leave_within_a_body(server: Server) -> None:
-    with clients.plain(server, "POST", GENERATE, "Content-Length: 1000") as connection:
-        connection.sendall(b'{"prompt": [1')
-
-
-def leave_a_session(opened: Any, heard: str, server: Server) -> None:
-    with opened(server) as session:
-        clients.start(
-            session, "ready", heard, stream=heard == "tokens", max_tokens=4 if heard == "chunk" else clients.LONG
-        )
-
-
-WAYS = {
-    "a stream": leave_a_stream,
-    "before the answer": leave_before_the_answer,
-    "within a body": leave_within_a_body,
-    "a session": partial(leave_a_session, clients.opened, "tokens"),
-    "without goodbye": partial(leave_a_session, breaking, "tokens"),
-    "between chunks": partial(leave_a_session, breaking, "chunk"),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_gone(server: Server, way: str) -> None:
-    """The engine stops when the client leaves, rather than making all the tokens that were asked for. It makes them in
-    seconds, and a machine that is busy with them may keep the client waiting as long: so there are several tries.
+    It makes them in seconds, and a machine that is busy with them may keep the client waiting as long: so there are
+    several tries.
     """
     for _ in range(10):
         before = clients.scraped(server)["vllm:generation_tokens_total"]
-        WAYS[way](server)
+        leave(server)
         assert clients.empties(server)
-        if clients.scraped(server)["vllm:generation_tokens_total"] - before < clients.LONG - 100:
+        num_generated = clients.scraped(server)["vllm:generation_tokens_total"] - before
+        if num_generated < clients.LONG - 100:
             return
     pytest.fail("the engine made all tokens, ten times")
 
 
-def test_too_many_sessions(server: Server) -> None:
-    """One more is refused, and another takes the place of one that ends."""
+def test_a_client_leaves_a_stream(server: Server) -> None:
+    def leave(server: Server) -> None:
+        with clients.open_long_stream(server) as response:
+            next(response.iter_lines())
+
+    assert_engine_stops(server, leave)
+
+
+def test_a_client_leaves_before_the_answer(server: Server) -> None:
+    def leave(server: Server) -> None:
+        body = json.dumps(clients.make_body(max_tokens=clients.LONG)).encode()
+        with clients.open_socket(server, "POST", GENERATE, f"Content-Length: {len(body)}") as connection:
+            connection.sendall(body)
+
+    assert_engine_stops(server, leave)
+
+
+def test_a_client_leaves_within_its_body(server: Server) -> None:
+    def leave(server: Server) -> None:
+        with clients.open_socket(server, "POST", GENERATE, "Content-Length: 1000") as connection:
+            connection.sendall(b'{"prompt": [1')
+
+    assert_engine_stops(server, leave)
+
+
+OpenSession = Callable[[Server], AbstractContextManager[ClientConnection]]
+
+
+@pytest.mark.parametrize("open_session", [clients.open_session, open_breaking_session])
+def test_a_client_leaves_a_session_within_a_chunk(server: Server, open_session: OpenSession) -> None:
+    def leave(server: Server) -> None:
+        with open_session(server) as session:
+            clients.start(session, "ready", "tokens", stream=True, max_tokens=clients.LONG)
+
+    assert_engine_stops(server, leave)
+
+
+def test_a_client_leaves_a_session_between_chunks(server: Server) -> None:
+    def leave(server: Server) -> None:
+        with open_breaking_session(server) as session:
+            clients.start(session, "ready", "chunk", stream=False, max_tokens=4)
+
+    assert_engine_stops(server, leave)
+
+
+# -- too many ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_session_too_many_is_refused_until_another_ends(server: Server) -> None:
     most = LIMITS["SESSIONS"]
     with ExitStack() as stack:
-        sessions = [stack.enter_context(clients.opened(server)) for _ in range(most)]
-        assert [clients.hear(session)["type"] for session in sessions] == ["ready"] * most
-        more = stack.enter_context(clients.opened(server))
-        error, closed = clients.rest(more)
-        assert (error["type"], error["error"]["code"], error["fatal"]) == ("error", 429, True)
+        sessions = [stack.enter_context(clients.open_session(server)) for _ in range(most)]
+        for session in sessions:
+            assert clients.receive(session)["type"] == "ready"
+        refused = stack.enter_context(clients.open_session(server))
+        error, closed = clients.receive_rest(refused)
+        assert error["type"] == "error"
+        assert error["error"]["code"] == 429
+        assert error["fatal"]
         assert not wrong_error(error)
-        assert (closed["type"], more.close_code) == ("closed", 1013)
+        assert closed["type"] == "closed"
+        assert refused.close_code == 1013
         clients.start(sessions[0], "chunk")
-        clients.say(sessions[0], {"type": "close"})
-        assert [message["type"] for message in clients.rest(sessions[0])] == ["closed"]
+        clients.send(sessions[0], {"type": "close"})
+        assert [message["type"] for message in clients.receive_rest(sessions[0])] == ["closed"]
         assert clients.until(lambda: clients.scraped(server)["mmkit:sessions_open"] == most - 1)
-        assert clients.hear(stack.enter_context(clients.opened(server)))["type"] == "ready"
+        another = stack.enter_context(clients.open_session(server))
+        assert clients.receive(another)["type"] == "ready"
     assert clients.empties(server)
 
 
-def test_engine_killed(server: Server) -> None:
-    """Its clients learn of it, and nobody is told that the server is well."""
-    with clients.busy(server) as (processes, waiting, generating, lines):
-        (engine,) = (process for process in processes if "EngineCore" in " ".join([process.name(), *process.cmdline()]))
-        engine.kill()
-        events = clients.rest_of(lines)
-        streamed = [json.loads(event.removeprefix("data: ")) for event in events if event != "data: [DONE]"]
-        finished = [choice for event in streamed for choice in event.get("choices", ()) if choice.get("finish_reason")]
-        # an answer that is told to be whole was so before: on a busy machine, that may be
-        assert "data: [DONE]" not in events or len(finished) == 8
-        messages = clients.rest(generating)
-        assert all(len(message["token_ids"]) == clients.LONG for message in messages if message["type"] == "chunk")
-        for error in (message for message in (*streamed, *messages) if "error" in message):
-            assert error["error"]["code"] in (500, 503)
-            assert not wrong_error(error)
-        clients.rest(waiting)
-        assert clients.until(lambda: not healthy(server))
-        with suppress(httpx.TransportError):
-            assert clients.ask(server, clients.good()).status_code >= 500
-        clients.ends(server, processes)
+# -- an engine that ends -----------------------------------------------------------------------------------------------
 
 
-def healthy(server: Server) -> bool:
+def find_engine(processes: list[psutil.Process]) -> psutil.Process:
+    engines = []
+    for process in processes:
+        if "EngineCore" in " ".join([process.name(), *process.cmdline()]):
+            engines.append(process)
+    (engine,) = engines
+    return engine
+
+
+def is_healthy(server: Server) -> bool:
     try:
         return httpx.get(f"{server.url}/health", timeout=clients.WAIT).status_code == 200
     except httpx.TransportError:
         return False
+
+
+def assert_engine_error(message: dict[str, Any]) -> None:
+    assert message["error"]["code"] in (500, 503)
+    assert not wrong_error(message)
+
+
+def assert_stream_is_whole_or_refused(lines: list[str]) -> None:
+    """Check that a stream does not end as if it were whole; on a busy machine it may be whole."""
+    num_finished = 0
+    for line in lines:
+        if line == "data: [DONE]":
+            continue
+        event = json.loads(line.removeprefix("data: "))
+        if "error" in event:
+            assert_engine_error(event)
+        for choice in event.get("choices", ()):
+            if choice.get("finish_reason"):
+                num_finished += 1
+    assert "data: [DONE]" not in lines or num_finished == 8
+
+
+def assert_session_is_whole_or_refused(messages: list[dict[str, Any]]) -> None:
+    """Check that a session has no chunk of fewer tokens than it asked for."""
+    for message in messages:
+        if message["type"] == "chunk":
+            assert len(message["token_ids"]) == clients.LONG
+        if "error" in message:
+            assert_engine_error(message)
+
+
+def test_clients_learn_of_an_engine_that_is_killed(server: Server) -> None:
+    """And nobody is told that the server is well."""
+    with clients.keep_busy(server) as busy:
+        find_engine(busy.processes).kill()
+        assert_stream_is_whole_or_refused(clients.receive_rest_of_stream(busy.lines))
+        assert_session_is_whole_or_refused(clients.receive_rest(busy.generating))
+        clients.receive_rest(busy.waiting)
+        assert clients.until(lambda: not is_healthy(server))
+        with suppress(httpx.TransportError):
+            assert clients.ask(server, clients.make_body()).status_code >= 500
+        clients.assert_ends(server, busy.processes)
