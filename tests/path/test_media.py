@@ -12,17 +12,19 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given
+from hypothesis import given, settings
 from PIL import Image
 from vllm.multimodal.media import MediaConnector
 from vllm.multimodal.media.audio import AudioMediaIO
 
-from mmkit import InputError
+from mmkit import Audio, InputError
+from mmkit.language.expr import Scope
 from mmkit.vllm_api import media
 from mmkit.vllm_api.incoming import REQUEST, Incoming, TooManyPixels, inherit_context
 from mmkit.vllm_api.media import Weighed, pixels_of_image
 from tests import ROOT
 from tests.path.plain import plain, processor
+from tests.profiles import scaled
 
 LIMIT = 1000
 REFUSAL = InputError("messages", f"at most {LIMIT} pixels in one request", "more")
@@ -168,11 +170,11 @@ def test_files_of_audio_are_refused_where_nothing_decodes_them(monkeypatch: pyte
         load_sound("mono16.wav")
 
 
-def coded(form: str, subtype: str, channels: int = 1) -> bytes:
-    """A file of 4000 samples at 8 kHz."""
+def coded(form: str, subtype: str, channels: int = 1, *, rate: int = 8000, endian: str = "FILE") -> bytes:
+    """A file of 4000 samples, which differ between channels."""
     buffer = io.BytesIO()
-    samples = np.sin(np.arange(4000) * 0.3).astype(np.float32)
-    soundfile.write(buffer, np.repeat(samples[:, None], channels, axis=1), 8000, subtype, format=form)
+    waves = [np.sin(np.arange(4000) * 0.3 / channel) for channel in range(1, channels + 1)]
+    soundfile.write(buffer, np.stack(waves, axis=1), rate, subtype, endian, form)
     return buffer.getvalue()
 
 
@@ -229,3 +231,25 @@ def test_the_header_of_a_sound_and_its_samples_agree(form: str, subtype: str, ch
     if channels == 2 or is_exact:
         with pytest.raises(InputError, match=r"as the header of the file says, got \d+ at 8000 Hz of"):
             media.check_sound(doubled, rate, data)
+
+
+CODINGS = [
+    *(("WAV", subtype) for subtype in ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW")),
+    *[("RF64", "PCM_16"), ("AIFF", "PCM_16"), ("AU", "PCM_16"), ("OGG", "VORBIS"), ("FLAC", "PCM_16")],
+]
+
+
+@settings(max_examples=scaled(40), deadline=None)
+@given(st.sampled_from(CODINGS), st.integers(1, 3), st.sampled_from([8000, 11025, 48000]), st.booleans())
+def test_a_file_is_one_item_in_training_and_in_serving(
+    coding: tuple[str, str], channels: int, rate: int, is_big_endian: bool
+) -> None:
+    """What a trainer reads by soundfile, and what a server loads: bit for bit, and at the rate of the spec."""
+    is_riff = coding[0] == "WAV"
+    data = coded(*coding, channels, rate=rate, endian="BIG" if is_riff and is_big_endian else "FILE")
+    kind = Audio(largest=8000, rate=8000).bind(Scope(SimpleNamespace()))
+    own, own_rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    trained = kind.canonical((own.mean(axis=1), own_rate), "m[0]")
+    served = kind.canonical(MediaConnector().fetch_audio(data_url(data, "audio/wav")), "m[0]")
+    assert np.array_equal(trained, served)
+    assert len(trained) == -(-4000 * 8000 // rate)
