@@ -50,11 +50,8 @@ def wrap_load(load_from_url: Any) -> Any:
     @wraps(load_from_url)
     def weigh_and_load(self: Any, url: str, media_io: Any, **options: Any) -> Any:
         request = REQUEST.get()
-        if request is not None:
-            media_io = Weighed(media_io, request.spend_pixels)
-        elif _loads_audio(media_io):  # offline no pixels are counted
-            media_io = Weighed(media_io, _count_nothing)
-        return load_from_url(self, url, media_io, **options)
+        spend = None if request is None else request.spend_pixels  # offline no pixels are counted
+        return load_from_url(self, url, Weighed(media_io, spend), **options)
 
     return weigh_and_load
 
@@ -64,19 +61,16 @@ def _loads_audio(loader: Any) -> bool:
     return isinstance(loader, AudioMediaIO)
 
 
-def _count_nothing(pixels: int) -> None:
-    """Count no pixels."""
-
-
 class Weighed:
     """vLLM's loader of one kind of media, which counts pixels before it decodes them.
 
     Args:
         loader: vLLM's.
-        spend: called with a number of pixels; raises where there are too many.
+        spend: called with a number of pixels; raises where there are too many. None where none are
+            counted.
     """
 
-    def __init__(self, loader: Any, spend: Callable[[int], None]) -> None:
+    def __init__(self, loader: Any, spend: Callable[[int], None] | None) -> None:
         self._loader, self._spend = loader, spend
 
     def __getattr__(self, name: str) -> Any:
@@ -133,11 +127,13 @@ class Weighed:
 
     def _count(self, data: bytes) -> int:
         """Spend the pixels of a file; return how many they are."""
+        if _loads_audio(self._loader):  # vLLM bounds it itself (VLLM_MAX_AUDIO_DECODE_BYTES)
+            check_audio_decoder()
+            return 0
+        if self._spend is None:
+            return 0
         if self._is_video():
             count = _pixels_of_video(data, self._loader)
-        elif _loads_audio(self._loader):  # vLLM bounds it itself (VLLM_MAX_AUDIO_DECODE_BYTES)
-            check_audio_decoder()
-            count = 0
         else:
             count = pixels_of_image(data)
         self._spend(count)
@@ -146,6 +142,8 @@ class Weighed:
     def _count_pictures(self, data: str) -> int:
         """Spend the pixels of a video that is a list of pictures in base64; return how many they
         are."""
+        if self._spend is None:
+            return 0
         frames = self._loader.num_frames
         pictures = data.split(",", frames)[:frames] if frames > 0 else data.split(",")
         count = 0
@@ -163,7 +161,7 @@ class Weighed:
             expected: the pixels that are spent already. Those of a video that has more, because its
                 file was wrong, are spent, too.
         """
-        if self._is_video():
+        if self._is_video() and self._spend is not None:
             frames = getattr(media, "media", media)[0]
             count = math.prod(frames.shape[:-1])
             if count > expected:

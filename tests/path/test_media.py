@@ -96,6 +96,17 @@ def test_without_a_request_nothing_is_counted() -> None:
     assert MediaConnector().fetch_image(url).size == (40, 40)
 
 
+def test_an_error_of_a_loader_is_a_refusal_offline_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's loader for Qwen2-VL divides by the duration of a file, which may state none."""
+
+    def fail(*_: Any) -> Any:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("vllm.multimodal.media.VideoMediaIO.load_base64", fail)
+    with pytest.raises(InputError, match=r"^video: expected a file that can be decoded, got ZeroDivisionError: "):
+        MediaConnector().fetch_video(data_url(b"none", "video/mpeg"))
+
+
 JPEGS = ",".join(base64.b64encode(picture(*size)).decode() for size in [(30, 20), (10, 10), (9, 9)])
 
 
