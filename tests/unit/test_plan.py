@@ -57,216 +57,405 @@ IMAGE = Modality(
     fields={"image": batched()},
 )
 NUMBERED = replace(tok["<|image_{}|>", item.index + 1])
+UP_TO_FOUR = Tensor((between(1, 4),))
 
 
-# -- what a bound modality tells ---------------------------------------------------------------------------------------
+def lay_out_one_row(scope):
+    """A layout of a function: of it nothing is known before it is called."""
+    return embed(5)
 
 
-def ids(own, value=ONE, index=0, fields=None, embeds=False):
-    """The layout of an item, which may be given by its facts."""
-    placeholders = own.embedding_layout_evaluator if embeds else own.layout_evaluator
-    return placeholders.evaluate(own.scopes.make(value, index, fields)).tokens.ids
+def list_ids(modality, value=ONE, index=0, fields=None, is_embedding=False):
+    """Return the ids of the layout of an item, which may be a namespace of its facts: the same list where the layout
+    is not evaluated again."""
+    evaluator = modality.embedding_layout_evaluator if is_embedding else modality.layout_evaluator
+    return evaluator.evaluate(modality.scopes.make(value, index, fields)).tokens.ids
 
 
-def target_of(own, index):
-    return own.layout_evaluator.evaluate(own.scopes.make(ONE, index)).updates[0].target
+def make_facts(**facts):
+    """Return the facts of a first item."""
+    return SimpleNamespace(index=0, **facts)
 
 
-def largest(own):
-    return own.largest[1]
+def count_largest_rows(modality):
+    return modality.largest.rows
 
 
-def called(own):
-    return own.field_processor.hf_call.part, own.field_processor.hf_call.text
+# -- limits and caches -------------------------------------------------------------------------------------------------
 
 
-def targets(own):
-    return own.layout_evaluator.targets()
+def test_by_default_items_have_no_limit_and_are_cached():
+    modality = bind_modality()
+    assert modality.limit is None
+    assert modality.may_cache(3)
+    assert modality.parser.embeds_field == "m_embeds"
+    assert not modality.layout_evaluator.depends_on_index
+    assert modality.field_processor.hf_call is None
 
 
-def guarded(own):
-    """The placeholder ids of the plan."""
-    return own.layout_evaluator.guard.ids
+@pytest.mark.parametrize(("limit", "expected"), [(0, 0), (cfg.n, 2)], ids=["a number", "a number of the config"])
+def test_the_limit_is_bound(limit, expected):
+    assert bind_modality(limit=limit).limit == expected
 
 
-def facts(**known):
-    return SimpleNamespace(index=0, **known)
+def test_items_are_not_cached_where_the_spec_says_so():
+    assert not bind_modality(cacheable=False).may_cache(1)
 
 
-BESIDE = {"n": batched(shape=(), dtype="int64"), "k": batched(shape=(1,), dtype="int64")}
-READS, OTHERS = embed(5) * (fields.n + fields.k[0]), dict(fields={**BESIDE, "x": BESIDE["n"]}, process=hf())
-FOUR, GUARDED = Tensor((between(1, 4),)), where(item.metadata == None, 4, item.metadata["n"])  # noqa: E711
-GRIDS = [{"x": torch.tensor([2, columns])} for columns in (3, 4)]
-EITHER, PROCESSED = Tensor((between(1, 4),), largest=[(4,), (1,)]), embed(5) * fields.x[0]
-SHRINKS = dict(item=EITHER, layout=embed(5) * (9 - item.length))
-DERIVED = {"half": derived(item.length + 1, hidden=True), "n": derived(fields.half * 2), "x": batched()}
-SIZED = dict(kwargs={"size": {"height": cfg.n, "all": [cfg.size]}})
-AREA = dict(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item.width * item.height)
+def test_whether_items_are_cached_may_depend_on_their_number():
+    modality = bind_modality(layout=embed(5) * item.count, cacheable=item.count <= 2)
+    assert modality.may_cache(1)
+    assert modality.may_cache(2)
+    assert not modality.may_cache(3)
+    assert modality.may_cache(2), "the last count decides nothing"
 
 
-# fmt: off
+# -- layouts of items --------------------------------------------------------------------------------------------------
+
+
+def test_a_numbered_target_depends_on_the_index():
+    modality = bind_modality(update=NUMBERED)
+    assert modality.layout_evaluator.depends_on_index
+    targets = []
+    for index in (0, 1, 0):
+        layout = modality.layout_evaluator.evaluate(modality.scopes.make(ONE, index))
+        targets.append(layout.updates[0].target)
+    assert targets == [(181,), (182,), (181,)]
+
+
+def test_a_layout_that_reads_no_index_is_evaluated_once_for_all_indices():
+    modality = bind_modality(layout=embed(5) * item.length)
+    assert list_ids(modality) is list_ids(modality, index=1)
+
+
+def test_a_layout_of_a_function_is_evaluated_per_item():
+    modality = bind_modality(layout=lay_out_one_row)
+    assert list_ids(modality) is not list_ids(modality)
+    assert modality.layout_evaluator.depends_on_index
+    assert modality.layout_evaluator.varies
+    assert modality.sends_rows
+
+
+def test_a_layout_of_a_function_may_read_the_index():
+    def lay_out_by_index(scope):
+        return embed(5) * scope.item.index + embed(5)
+
+    assert list_ids(bind_modality(layout=lay_out_by_index), index=2) == [5, 5, 5]
+
+
+def test_embeddings_may_have_another_layout():
+    modality = bind_modality(embeds=embed(6) * item.rows)
+    assert modality.embedding_layout_evaluator.varies
+    assert not modality.layout_evaluator.varies
+    assert list_ids(modality, make_facts(rows=3), is_embedding=True) == [6, 6, 6]
+    assert list_ids(modality, make_facts(rows=3)) == [5]
+
+
+def test_embeddings_have_the_layout_of_raw_items_if_the_spec_gives_no_other():
+    assert list_ids(bind_modality(embeds=True), make_facts(rows=3), is_embedding=True) == [5]
+
+
+def test_a_layout_may_read_the_metadata_of_a_video():
+    rows = where(item.metadata == None, 4, item.metadata["n"])  # noqa: E711
+    modality = bind_modality(item=Video(largest=(2, 4, 4)), layout=embed(5) * rows)
+    assert len(list_ids(modality, make_facts(metadata=None))) == 4
+    assert len(list_ids(modality, make_facts(metadata={"n": 2}))) == 2
+
+
+def lay_out_by_length(scope):
+    return embed(5 + scope.item.length // 2)
+
+
 @pytest.mark.parametrize(
-    ("options", "ask", "answer"),
+    ("options", "ids"),
     [
-        ({}, lambda own: (own.limit, own.may_cache(3), own.parser.embeds_field), (None, True, "m_embeds")),
-        ({}, lambda own: (own.layout_evaluator.depends_on_index, own.field_processor.hf_call), (False, None)),
-        (dict(limit=0, cacheable=False), lambda own: (own.limit, own.may_cache(1)), (0, False)),
-        (dict(limit=cfg.n), lambda own: own.limit, 2),
-        (dict(layout=embed(5) * item.count, cacheable=item.count <= 2),
-         lambda own: [own.may_cache(count) for count in (1, 2, 3, 2)], [True, True, False, True]),
-        (dict(update=NUMBERED), lambda own: [target_of(own, index) for index in (0, 1, 0)], [(181,), (182,), (181,)]),
-        (dict(update=NUMBERED), lambda own: own.layout_evaluator.depends_on_index, True),
-        (dict(layout=lambda s: embed(5)), lambda own: ids(own) is ids(own), False),
-        (dict(layout=embed(5) * item.length), lambda own: ids(own) is ids(own, index=1), True),
-        (dict(layout=lambda s: embed(5)),
-         lambda own: (own.layout_evaluator.depends_on_index, own.sends_rows, own.layout_evaluator.varies),
-         (True, True, True)),
-        (dict(layout=lambda s: embed(5) * s.item.index + embed(5)), lambda own: len(ids(own, index=2)), 3),
-        (dict(embeds=embed(6) * item.rows),
-         lambda own: (own.embedding_layout_evaluator.varies, own.layout_evaluator.varies), (True, False)),
-        (dict(embeds=embed(6) * item.rows),
-         lambda own: [ids(own, facts(rows=3), embeds=sent) for sent in (True, False)], [[6, 6, 6], [5]]),
-        (dict(embeds=True), lambda own: ids(own, facts(rows=3), embeds=True), [5]),
-        (dict(item=FOUR, layout=where(item.length > 3, embed(5), embed(6))), guarded, {5, 6}),
-        (dict(item=FOUR, layout=lambda s: embed(5 + s.item.length // 2)), guarded, {5, 6, 7}),
-        (dict(layout=select(fields.x, embed=tok["<image>"]), process=hf()), guarded, {7}),
-        (dict(embeds=embed(6)), guarded, {5, 6}),
-        (dict(item=Video(largest=(2, 4, 4)), layout=embed(5) * GUARDED),
-         lambda own: [len(ids(own, facts(metadata=known))) for known in (None, {"n": 2})], [4, 2]),
-        (dict(layout=PROCESSED, process=hf()), lambda own: len({id(ids(own, fields=grid)) for grid in GRIDS}), 1),
-        (dict(layout=PROCESSED * fields.x[1], process=hf()),
-         lambda own: [len(ids(own, fields=grid)) for grid in GRIDS], [6, 8]),
-        (dict(layout=embed(5) * fields.n, fields=BESIDE, embeds=True, process=hf()),
-         lambda own: own.embedding_layout_evaluator.count_rows({"n": torch.tensor(4)}), 4),
-        (dict(OTHERS, layout=embed(5) * (fields.n + fields.k[0]), embeds=embed(5) * (fields.k[0] + fields.x)),
-         lambda own: [own.layout_evaluator.fields, own.embedding_layout_evaluator.fields], [{"n", "k"}, {"k", "x"}]),
-        (dict(OTHERS, layout=READS), lambda own: own.sends_rows, True),
-        (dict(layout=embed(5) * item.length), lambda own: own.sends_rows, True),
-        (dict(layout=embed(5) * (item.index + 1), cacheable=False), lambda own: own.sends_rows, True),
-        (dict(layout=tok.text("{}", item.index) + embed(5), cacheable=False), lambda own: own.sends_rows, True),
-        ({}, lambda own: own.sends_rows, False),
-        (dict(fields={"x": flat(2)}), lambda own: own.sends_rows, True),
-        (dict(item=FOUR, layout=embed(5) * (item.length + 1)), largest, 5),
-        (AREA, lambda own: (own.largest_item().size, largest(own)), ((3, 4), 12)),
-        (AREA, lambda own: own.largest_item({"width": 2}).size, (2, 4)),
-        (SHRINKS, largest, 8),
-        (dict(item=EITHER, layout=PROCESSED, process=lambda items, scope: {"x": [[9 - len(one)] for one in items]}),
-         lambda own: (own.needs_hf, largest(own)), (False, 8)),
-        (dict(process=hf()), lambda own: (own.needs_hf, largest(own)), (False, 1)),
-        (dict(process=hf(), item=EITHER, fields=DERIVED, layout=embed(5) * fields.n),
-         lambda own: (own.needs_hf, largest(own)), (False, 10)),
-        (dict(process=hf(), layout=PROCESSED), lambda own: (own.needs_hf, own.largest_item().shape), (True, (2, 2))),
-        (dict(process=hf(), layout=lambda s: embed(5)), lambda own: own.needs_hf, True),
-        (dict(update=[already_expanded(), NUMBERED]), targets, {(181,): True, (182,): True}),
-        (dict(update=NUMBERED, limit=1), targets, {(181,): True}),
-        (dict(update=[replace(9), replace(literal(tok.text("a"), 10))]), targets, {(9,): False, (97, 10): False}),
-        (dict(update=[replace(tok["<image>"]), insert(at="start")]), targets, {(7,): True}),
-        (dict(update=replace(lambda s: 7)), targets, {}),
-        (dict(update=replace(item.index + 1), limit=100), targets, {(n,): True for n in range(1, 65)}),
-        (dict(process=hf(**SIZED)), lambda own: own.field_processor.hf_call.hf.kwargs,
-         {"size": {"height": 2, "all": [7]}}),
-        (dict(process=hf(later(len)(cfg.text), text=later("<{}>".format)(cfg.n))), called, (1, "<2>")),
-        (dict(process=hf(lambda s: s.cfg.n)), called, (2, None)),
+        pytest.param(
+            dict(item=UP_TO_FOUR, layout=where(item.length > 3, embed(5), embed(6))), {5, 6}, id="of both branches"
+        ),
+        pytest.param(dict(item=UP_TO_FOUR, layout=lay_out_by_length), {5, 6, 7}, id="of a function, on its items"),
+        pytest.param(dict(layout=select(fields.x, embed=tok["<image>"]), process=hf()), {7}, id="of selected ids"),
+        pytest.param(dict(embeds=embed(6)), {5, 6}, id="of embeddings"),
     ],
 )
-def test_what_a_bound_modality_tells(options, ask, answer):
-    assert ask(bind_modality(**options)) == answer
-# fmt: on
+def test_prompts_are_guarded_against_the_placeholders_of_every_layout(options, ids):
+    assert bind_modality(**options).layout_evaluator.guard.ids == ids
 
 
-def test_layouts_are_kept_up_to_a_size(monkeypatch):
-    """The least recently used goes; what is larger, or depends on a large tensor, is not kept."""
+TWO_BY_THREE = {"x": torch.tensor([2, 3])}
+TWO_BY_FOUR = {"x": torch.tensor([2, 4])}
+
+
+def test_items_that_differ_in_what_no_layout_reads_share_a_layout():
+    modality = bind_modality(layout=embed(5) * fields.x[0], process=hf())
+    assert list_ids(modality, fields=TWO_BY_THREE) is list_ids(modality, fields=TWO_BY_FOUR)
+
+
+def test_items_that_differ_in_what_the_layout_reads_share_none():
+    modality = bind_modality(layout=embed(5) * fields.x[0] * fields.x[1], process=hf())
+    assert len(list_ids(modality, fields=TWO_BY_THREE)) == 6
+    assert len(list_ids(modality, fields=TWO_BY_FOUR)) == 8
+
+
+COUNTS = {"n": batched(shape=(), dtype="int64"), "k": batched(shape=(1,), dtype="int64")}
+COUNTS_AND_X = {"n": COUNTS["n"], "k": COUNTS["k"], "x": COUNTS["n"]}
+SUM_OF_COUNTS = embed(5) * (fields.n + fields.k[0])
+
+
+def test_the_rows_of_embeddings_are_counted_from_their_fields():
+    modality = bind_modality(layout=embed(5) * fields.n, fields=COUNTS, embeds=True, process=hf())
+    assert modality.embedding_layout_evaluator.count_rows({"n": torch.tensor(4)}) == 4
+
+
+def test_each_layout_tells_the_fields_that_it_reads():
+    layout_of_embeddings = embed(5) * (fields.k[0] + fields.x)
+    modality = bind_modality(layout=SUM_OF_COUNTS, embeds=layout_of_embeddings, fields=COUNTS_AND_X, process=hf())
+    assert modality.layout_evaluator.fields == {"n", "k"}
+    assert modality.embedding_layout_evaluator.fields == {"k", "x"}
+
+
+BY_INDEX = tok.text("{}", item.index) + embed(5)
+
+
+@pytest.mark.parametrize(
+    ("options", "sends_rows"),
+    [
+        pytest.param({}, False, id="of one layout and a batched field"),
+        pytest.param(dict(fields={"x": flat(2)}), True, id="whose fields do not tell their number"),
+        pytest.param(dict(layout=embed(5) * item.length), True, id="of different lengths"),
+        pytest.param(dict(layout=SUM_OF_COUNTS, fields=COUNTS_AND_X, process=hf()), True, id="of different fields"),
+        pytest.param(dict(layout=embed(5) * (item.index + 1), cacheable=False), True, id="of rows by index"),
+        pytest.param(dict(layout=BY_INDEX, cacheable=False), True, id="of texts by index"),
+    ],
+)
+def test_the_model_gets_the_number_of_rows_of_items(options, sends_rows):
+    assert bind_modality(**options).sends_rows == sends_rows
+
+
+# -- the largest item --------------------------------------------------------------------------------------------------
+
+FOUR_OR_ONE = Tensor((between(1, 4),), largest=[(4,), (1,)])
+ROWS_OF_X = embed(5) * fields.x[0]
+
+
+def test_the_largest_item_has_the_most_rows():
+    assert count_largest_rows(bind_modality(item=UP_TO_FOUR, layout=embed(5) * (item.length + 1))) == 5
+
+
+def test_the_largest_of_several_sizes_is_the_one_with_the_most_rows():
+    modality = bind_modality(item=Image(largest=[(9, 1), (3, 4), (2, 2)]), layout=embed(5) * item.width * item.height)
+    assert modality.largest_item().size == (3, 4)
+    assert count_largest_rows(modality) == 12
+    assert modality.largest_item({"width": 2}).size == (2, 4)
+
+
+def test_the_largest_item_may_be_the_smallest_one():
+    assert count_largest_rows(bind_modality(item=FOUR_OR_ONE, layout=embed(5) * (9 - item.length))) == 8
+
+
+def test_the_fields_of_a_function_tell_the_largest_item():
+    def process(items, scope):
+        return {"x": [[9 - len(value)] for value in items]}
+
+    modality = bind_modality(item=FOUR_OR_ONE, layout=ROWS_OF_X, process=process)
+    assert not modality.needs_hf
+    assert count_largest_rows(modality) == 8
+
+
+def test_a_layout_that_reads_no_field_needs_no_hugging_face_processor():
+    modality = bind_modality(process=hf())
+    assert not modality.needs_hf
+    assert count_largest_rows(modality) == 1
+
+
+def test_a_layout_that_reads_derived_fields_of_facts_needs_no_hugging_face_processor():
+    declared = {"half": derived(item.length + 1, hidden=True), "n": derived(fields.half * 2), "x": batched()}
+    modality = bind_modality(process=hf(), item=FOUR_OR_ONE, fields=declared, layout=embed(5) * fields.n)
+    assert not modality.needs_hf
+    assert count_largest_rows(modality) == 10
+
+
+def test_a_layout_that_reads_a_field_needs_the_hugging_face_processor():
+    modality = bind_modality(process=hf(), layout=ROWS_OF_X)
+    assert modality.needs_hf
+    assert modality.largest_item().shape == (2, 2)
+
+
+def test_a_layout_of_a_function_may_need_the_hugging_face_processor():
+    assert bind_modality(process=hf(), layout=lay_out_one_row).needs_hf
+
+
+# -- targets and calls -------------------------------------------------------------------------------------------------
+
+
+def resolve_seven(scope):
+    return 7
+
+
+@pytest.mark.parametrize(
+    ("options", "targets"),
+    [
+        pytest.param(dict(update=[already_expanded(), NUMBERED]), {(181,): True, (182,): True}, id="numbered tokens"),
+        pytest.param(dict(update=NUMBERED, limit=1), {(181,): True}, id="numbered tokens up to the limit"),
+        pytest.param(
+            dict(update=[replace(9), replace(literal(tok.text("a"), 10))]), {(9,): False, (97, 10): False}, id="words"
+        ),
+        pytest.param(
+            dict(update=[replace(tok["<image>"]), insert(at="start")]), {(7,): True}, id="an insertion has none"
+        ),
+        pytest.param(dict(update=replace(resolve_seven)), {}, id="of a function, unknown"),
+        pytest.param(
+            dict(update=replace(item.index + 1), limit=100),
+            dict.fromkeys([(token,) for token in range(1, 65)], True),
+            id="of at most 64 items",
+        ),
+    ],
+)
+def test_a_modality_tells_its_targets_and_which_are_special(options, targets):
+    assert bind_modality(**options).layout_evaluator.targets() == targets
+
+
+def test_without_a_tokenizer_every_target_is_special():
+    plan = ModelSpec("spec", make_modality(update=[replace(9), replace([9, 10])])).bind(CONFIG)
+    assert plan.modalities["m"].layout_evaluator.targets() == {(9,): True, (9, 10): False}
+
+
+def test_the_arguments_of_a_hugging_face_processor_are_bound():
+    call = bind_modality(process=hf(kwargs={"size": {"height": cfg.n, "all": [cfg.size]}})).field_processor.hf_call
+    assert call.hf.kwargs == {"size": {"height": 2, "all": [7]}}
+
+
+def test_the_part_and_the_text_of_a_call_may_be_computed():
+    process = hf(later(len)(cfg.text), text=later("<{}>".format)(cfg.n))
+    call = bind_modality(process=process).field_processor.hf_call
+    assert (call.part, call.text) == (1, "<2>")
+
+
+def test_the_part_of_a_call_may_be_a_function():
+    def read_n(scope):
+        return scope.cfg.n
+
+    call = bind_modality(process=hf(read_n)).field_processor.hf_call
+    assert (call.part, call.text) == (2, None)
+
+
+# -- cached layouts ----------------------------------------------------------------------------------------------------
+
+
+def test_the_layout_that_was_used_longest_ago_leaves_the_cache(monkeypatch):
     monkeypatch.setattr("mmkit.plan.layouts.MAX_CACHED_IDS", 2000)
-    by_index = bind_modality(layout=embed(5) * (item.index + 1), cacheable=False)
-    first, second = ids(by_index, index=600), ids(by_index, index=601)
-    assert ids(by_index, index=600) is first
-    third = ids(by_index, index=400)
-    kept = [ids(by_index, index=index) is before for index, before in ((600, first), (400, third), (601, second))]
-    assert kept == [True, True, False]
-    assert ids(by_index, index=3000) is not ids(by_index, index=3000)
-    assert ids(by_index, index=601) is ids(by_index, index=601), "what is too large lets nothing go"
-    by_values = bind_modality(layout=embed(5) * later(len)(fields.x))
-    for length, stays in ((256, True), (257, False)):
-        read = {"x": torch.zeros(length)}
-        assert (ids(by_values, fields=read) is ids(by_values, fields=read)) == stays
+    modality = bind_modality(layout=embed(5) * (item.index + 1), cacheable=False)
+    ids_600 = list_ids(modality, index=600)
+    ids_601 = list_ids(modality, index=601)
+    assert list_ids(modality, index=600) is ids_600
+    ids_400 = list_ids(modality, index=400)
+    assert list_ids(modality, index=600) is ids_600
+    assert list_ids(modality, index=400) is ids_400
+    assert list_ids(modality, index=601) is not ids_601
+    assert list_ids(modality, index=3000) is not list_ids(modality, index=3000)
+    assert list_ids(modality, index=601) is list_ids(modality, index=601), "what is too large lets nothing go"
+
+
+@pytest.mark.parametrize(("length", "is_cached"), [(256, True), (257, False)])
+def test_a_layout_that_depends_on_a_large_tensor_is_not_cached(monkeypatch, length, is_cached):
+    monkeypatch.setattr("mmkit.plan.layouts.MAX_CACHED_IDS", 2000)
+    modality = bind_modality(layout=embed(5) * later(len)(fields.x))
+    large = {"x": torch.zeros(length)}
+    assert (list_ids(modality, fields=large) is list_ids(modality, fields=large)) == is_cached
 
 
 @pytest.mark.parametrize(("context", "rows"), [(64, 64), (65, 64), (10, 9), (2, 1), (1, 1)])
 def test_the_largest_item_fits_into_the_context(context, rows):
     layout = embed(5) * item.length + where(item.length == 64, [], 9)
     spec = ModelSpec("m", make_modality(item=Tensor(shape=(between(1, 64),)), layout=layout, update=replace(7)))
-    assert largest(bind(spec, CONFIG, Tokenizer(), max_model_len=context).modalities["m"]) == rows
+    plan = bind(spec, CONFIG, Tokenizer(), max_model_len=context)
+    assert count_largest_rows(plan.modalities["m"]) == rows
 
 
-def test_targets_without_a_tokenizer():
-    bare = ModelSpec("spec", make_modality(update=[replace(9), replace([9, 10])])).bind(CONFIG)
-    assert targets(bare.modalities["m"]) == {(9,): True, (9, 10): False}
+# -- grids of positions, targets, embeddings ---------------------------------------------------------------------------
 
-
-SIDES, ROW = st.integers(1, 3), embed(5) * (fields.g[1] * fields.g[2])
-
-
-@pytest.mark.parametrize("layout", [embed(5) * item.length, embed(5) * fields.g[0], ROW * fields.g[0], (ROW + 6) * 2])
-@given(sent=st.lists(st.tuples(SIDES, SIDES, SIDES, st.integers(1, 9)), min_size=1, max_size=5))
-def test_a_grid_is_compared_with_the_layout_of_each_item(layout, sent):
-    """Its rows are one run, or one of each time. Also where items share a layout that does not read the whole grid."""
-    own = bind_modality(item=Tensor((between(1, 9),)), layout=layout, process=hf(), fields={"g": batched()},
-                positions=(fields.g[0], fields.g[1], fields.g[2]))  # fmt: skip
-    for *grid, length in sent:
-        known = {"g": torch.tensor(grid)}
-        scope = own.scopes.make(torch.zeros(length), 0, known)
-        laid = layout.lay(scope)
-        runs = [count for _, count in laid.runs]
-        if sum(runs) == math.prod(grid) and len(runs) in (1, grid[0]):
-            own.layout_evaluator.evaluate(scope)
-        else:
-            expected = f"layout: expected embed() positions for a grid of {tuple(grid)}, got runs of {runs}."
-            for ask, *way in (
-                (own.layout_evaluator.evaluate, scope),
-                (own.layout_evaluator.grids, known, [*laid.mask]),
-            ):
-                expect_refusal(SpecError, f"spec.m, positions: {expected}", ask, *way)
+SIDES = st.integers(1, 3)
+ONE_TIME = embed(5) * (fields.g[1] * fields.g[2])
+GRIDS_AND_LENGTHS = st.lists(st.tuples(SIDES, SIDES, SIDES, st.integers(1, 9)), min_size=1, max_size=5)
 
 
 @pytest.mark.parametrize(
-    ("update", "layout", "written"),
-    [
-        (replace(tok["<image>"]), embed(5) * 2, [7]),
-        (NUMBERED, embed(5) * 2, [182]),
-        (replace(fields.x[0]), embed(5) * 2, [9]),
-        ([already_expanded(), replace(9)], embed(5) * item.length, [5, 5]),
-        ([insert(at="start"), replace(9)], embed(5), []),
-    ],
-    ids=repr,
+    "layout", [embed(5) * item.length, embed(5) * fields.g[0], ONE_TIME * fields.g[0], (ONE_TIME + 6) * 2]
 )
-def test_what_a_caller_writes_for_an_item(update, layout, written):
-    own = bind_modality(update=update, layout=layout, process=lambda items, scope: {"x": [[9]] * len(items)})
-    items = Taken.whole([torch.zeros(3, 2), ONE])  # one that is larger than the largest
-    _, (target, ids) = own.list_caller_ids(items)
-    assert list(ids) == written
-    assert list(target) == (written if repr(update).startswith("replace") else [])
+@given(items=GRIDS_AND_LENGTHS)
+def test_a_grid_is_compared_with_the_layout_of_each_item(layout, items):
+    """Its rows are one run, or one of each time. Also where items share a layout that does not read the whole grid."""
+    modality = bind_modality(
+        item=Tensor((between(1, 9),)),
+        layout=layout,
+        process=hf(),
+        fields={"g": batched()},
+        positions=(fields.g[0], fields.g[1], fields.g[2]),
+    )
+    evaluator = modality.layout_evaluator
+    for times, rows, columns, length in items:
+        grid = (times, rows, columns)
+        item_fields = {"g": torch.tensor(grid)}
+        scope = modality.scopes.make(torch.zeros(length), 0, item_fields)
+        tokens = layout.lay(scope)
+        runs = [count for _, count in tokens.runs]
+        if sum(runs) == math.prod(grid) and len(runs) in (1, times):
+            evaluator.evaluate(scope)
+            continue
+        expected = f"spec.m, positions: layout: expected embed() positions for a grid of {grid}, got runs of {runs}."
+        expect_refusal(SpecError, expected, evaluator.evaluate, scope)
+        expect_refusal(SpecError, expected, evaluator.grids, item_fields, list(tokens.mask))
 
 
-ROWS_READ = [
-    bind_modality(layout=layout, fields=BESIDE, embeds=embeds, process=hf())
-    for layout, embeds in ((READS, True), (READS, flat(item.rows)), (READS * 2, READS))
+def write_nine(items, scope):
+    return {"x": [[9]] * len(items)}
+
+
+@pytest.mark.parametrize(
+    ("update", "layout", "ids", "has_target"),
+    [
+        pytest.param(replace(tok["<image>"]), embed(5) * 2, [7], True, id="a token"),
+        pytest.param(NUMBERED, embed(5) * 2, [182], True, id="a numbered token"),
+        pytest.param(replace(fields.x[0]), embed(5) * 2, [9], True, id="the value of a field"),
+        pytest.param([already_expanded(), replace(9)], embed(5) * item.length, [5, 5], False, id="the layout"),
+        pytest.param([insert(at="start"), replace(9)], embed(5), [], False, id="nothing"),
+    ],
+)
+def test_what_a_caller_writes_for_an_item(update, layout, ids, has_target):
+    modality = bind_modality(update=update, layout=layout, process=write_nine)
+    larger_than_largest = torch.zeros(3, 2)
+    _, second = modality.list_caller_ids(Taken.whole([larger_than_largest, ONE]))
+    assert list(second.ids) == ids
+    assert list(second.target) == (ids if has_target else [])
+
+
+MODALITIES_OF_EMBEDDINGS = [
+    bind_modality(layout=SUM_OF_COUNTS, fields=COUNTS, embeds=True, process=hf()),
+    bind_modality(layout=SUM_OF_COUNTS, fields=COUNTS, embeds=flat(item.rows), process=hf()),
+    bind_modality(layout=SUM_OF_COUNTS * 2, fields=COUNTS, embeds=SUM_OF_COUNTS, process=hf()),
 ]
 
 
-@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.sampled_from(ROWS_READ))
-def test_embeddings_come_with_the_fields_that_their_layout_reads(sizes, own):
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.sampled_from(MODALITIES_OF_EMBEDDINGS))
+def test_embeddings_come_with_the_fields_that_their_layout_reads(sizes, modality):
     """One by one, or all rows as one tensor; the model class gets the rows of each."""
-    rows = [torch.full((n, 3), float(i)) for i, n in enumerate(sizes)]
-    sent = {"n": sizes, "k": [[0]] * len(sizes)}
-    for form in (rows, torch.cat(rows)):
-        taken, are_embeddings, *_ = own.parser.parse({"m_embeds": form, **sent}, 3)
-        assert are_embeddings
-        assert [one.rows.tolist() for one in taken] == [one.tolist() for one in rows]
-        assert [(one["n"], one["k"]) for one in taken] == [(n, 0) for n in sizes]
-        batch = own.fields_and_embeds["m_embeds"].batch([one["m_embeds"] for one in taken])
-        received = own.parser.split_rows({"m_embeds": batch, "n": torch.tensor(sizes), "k": torch.tensor(sent["k"])})
-        assert [one.tolist() for one in received] == [one.tolist() for one in rows]
-    assert own.parser.split_rows({"n": sizes}) == []
+    rows = [torch.full((size, 3), float(index)) for index, size in enumerate(sizes)]
+    data = {"n": sizes, "k": [[0]] * len(sizes)}
+    for embeddings in (rows, torch.cat(rows)):
+        batch = modality.parser.parse({"m_embeds": embeddings, **data}, 3)
+        assert batch.embeds
+        parts = []
+        for embedding, expected, size in zip(batch.values, rows, sizes, strict=True):
+            assert torch.equal(embedding.rows, expected)
+            assert (embedding["n"], embedding["k"]) == (size, 0)
+            parts.append(embedding["m_embeds"])
+        model_inputs = {
+            "m_embeds": modality.fields_and_embeds["m_embeds"].batch(parts),
+            "n": torch.tensor(sizes),
+            "k": torch.tensor(data["k"]),
+        }
+        for received, expected in zip(modality.parser.split_rows(model_inputs), rows, strict=True):
+            assert torch.equal(received, expected)
+    assert modality.parser.split_rows({"n": sizes}) == []
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -274,25 +463,30 @@ def test_embeddings_come_with_the_fields_that_their_layout_reads(sizes, own):
 
 @given(st.lists(st.sampled_from([1, 2, 3]), max_size=9), st.lists(st.integers(0, 3), min_size=1, max_size=3))
 def test_unexpanding_is_the_inverse_of_expanding(ids, lengths):
-    inserted = dict(cacheable=False, update=[insert(after=[1]), insert(at="start")])
-    plan = bind_plan(
-        IMAGE,
-        make_modality("n", fields={"y": batched()}, layout=embed(5) * item.count + 6, **inserted),
-        make_modality("w", fields={"z": batched()}, layout=embed(9)),
-        prompt=ending_with([3, 3]),
+    counted = make_modality(
+        "n",
+        fields={"y": batched()},
+        layout=embed(5) * item.count + 6,
+        cacheable=False,
+        update=[insert(after=[1]), insert(at="start")],
     )
+    expanded_already = make_modality("w", fields={"z": batched()}, layout=embed(9))
+    plan = bind_plan(IMAGE, counted, expanded_already, prompt=ending_with([3, 3]))
     items = {"image": [torch.zeros(n) for n in lengths], "n": torch.zeros(2, 2, 2), "w": torch.zeros(1, 2, 2)}
-    prompt = [*ids, 9]
+    prompt = ids + [9]
     for _ in lengths:
-        prompt += [7, *ids]
+        prompt += [7] + ids
+
     expanded = plan.expand(prompt, items)
+    unexpanded = plan.unexpand(expanded, items)
+
     preview = plan.preview(prompt, items)
     assert expanded == preview.prompt_token_ids
-    assert all(expanded[at.start : at.end] == at.tokens.ids for at in preview.placements)
-    written = plan.unexpand(expanded, items)
-    assert plan.expand(written, items) == expanded
+    for placement in preview.placements:
+        assert expanded[placement.start : placement.end] == placement.tokens.ids
+    assert plan.expand(unexpanded, items) == expanded
     if prompt[-2:] != [3, 3]:
-        assert written == prompt
+        assert unexpanded == prompt
 
 
 def test_the_hugging_face_processor_of_a_plan():
@@ -306,36 +500,44 @@ def test_the_hugging_face_processor_of_a_plan():
     plan = spec.bind(CONFIG, processor=processor, kwargs={"scale": 3, "other": 1}, dtype=torch.float16)
     preview = plan.preview([5, 5], {"m": torch.ones(1, 2, 2)})
     assert preview.fields["m"][0]["x"].tolist() == [[3.0, 3.0]] * 2
-    assert [(at.start, at.tokens.num_embeds) for at in preview.placements] == [(0, 2)]
-    assert largest(plan.modalities["m"]) == 2
+    (placement,) = preview.placements
+    assert (placement.start, placement.tokens.num_embeds) == (0, 2)
+    assert count_largest_rows(plan.modalities["m"]) == 2
     assert options.key != hf(text="<2>", inputs=options.inputs, kwargs=options.kwargs).key
 
 
 def test_parts_of_a_record_go_under_the_names_that_the_spec_gives_them():
-    options = dict(item=Record(a=Tensor((2,)), b=Tensor((2,))), process=hf(inputs={"a": "values"}))
-    plan = bind_plan(make_modality(**options), processor=lambda values, b: {"x": [values[0] - b[0]]})
-    assert plan.preview([5], {"m": {"a": [1.0, 2.0], "b": [3.0, 3.0]}}).fields["m"][0]["x"].tolist() == [-2.0, -1.0]
+    def processor(values, b):
+        return {"x": [values[0] - b[0]]}
+
+    modality = make_modality(item=Record(a=Tensor((2,)), b=Tensor((2,))), process=hf(inputs={"a": "values"}))
+    plan = bind_plan(modality, processor=processor)
+    preview = plan.preview([5], {"m": {"a": [1.0, 2.0], "b": [3.0, 3.0]}})
+    assert preview.fields["m"][0]["x"].tolist() == [-2.0, -1.0]
 
 
 def test_modalities_that_name_one_processor_share_a_call():
     """And another processor where its options differ."""
     calls = []
 
-    def called(factor, m, n, return_tensors):
+    def multiply(factor, m, n, return_tensors):
         calls.append((factor, len(m), len(n)))
         return {"x": [factor * value for value in m], "y": [factor * value for value in n]}
 
-    shared = hf(later(partial)(called, kwargs.get("factor", 2)))
-    other = make_modality("n", process=shared, layout=embed(6), fields={"y": batched()})
-    plan = bind_plan(make_modality(process=shared), other)
-    for factor, asked in ((2, {}), (5, {"factor": 5}), (2, {}), (5, {"factor": 5})):
-        got = plan_for_options(plan, asked, None).preview([5, 5, 6], {"m": [ONE + 1, ONE + 1], "n": ONE + 1}).fields
-        assert [float(one["x"].mean()) for one in got["m"]] == [factor] * 2
-        assert float(got["n"][0]["y"].mean()) == factor
+    process = hf(later(partial)(multiply, kwargs.get("factor", 2)))
+    plan = bind_plan(
+        make_modality(process=process), make_modality("n", process=process, layout=embed(6), fields={"y": batched()})
+    )
+    items = {"m": [ONE + 1, ONE + 1], "n": ONE + 1}
+    for factor, options in ((2, {}), (5, {"factor": 5}), (2, {}), (5, {"factor": 5})):
+        preview = plan_for_options(plan, options, None).preview([5, 5, 6], items)
+        first, second = preview.fields["m"]
+        assert float(first["x"].mean()) == float(second["x"].mean()) == factor
+        assert float(preview.fields["n"][0]["y"].mean()) == factor
     assert calls == [(2, 2, 1), (5, 2, 1)] * 2
 
 
-def test_spelling():
+def test_spelling_writes_what_a_caller_writes_for_each_item():
     plan = bind_plan(
         IMAGE,
         make_modality("written", layout=embed(5) * fields.y.shape[0] + 6, fields={"y": batched()}),
@@ -344,16 +546,28 @@ def test_spelling():
     )
     items = {"written": ONE, "image": [[0.0], []], "inserted": ONE, "called": [ONE, ONE]}
     assert plan.spell(items) == [5, 5, 6, 7, 7, 9, 9]
-    by_index = make_modality(layout=embed(5) * (item.index + item.count), cacheable=False)
-    assert bind_plan(by_index).spell({"m": [ONE, ONE]}) == [5] * 5
 
 
-@pytest.mark.parametrize(("prompt", "shortest"), [(None, [3, 4, 9]), (lambda s: [3, 4, *s.prompt], [9])])
+def test_spelling_gives_each_item_its_index():
+    plan = bind_plan(make_modality(layout=embed(5) * (item.index + item.count), cacheable=False))
+    assert plan.spell({"m": [ONE, ONE]}) == [5] * 5
+
+
+def begin_with_three_and_four(scope):
+    return [3, 4] + list(scope.prompt)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shortest"), [(None, [3, 4, 9]), (begin_with_three_and_four, [9])], ids=["caller writes", "spec writes"]
+)
 def test_the_shortest_prompt_begins_with_the_prefix_of_an_insertion(prompt, shortest):
     """Unless the spec writes it; what is spelled goes into a prompt that has begun."""
-    updates = {"after": insert(after=[3, 4]), "first": insert(at="start"), "replaced": replace(9)}
-    plan = bind_plan(*[make_modality(name, update=own, fields={name[0]: batched()}) for name, own in updates.items()],
-                   prompt=prompt)  # fmt: skip
+    plan = bind_plan(
+        make_modality("after", update=insert(after=[3, 4]), fields={"a": batched()}),
+        make_modality("first", update=insert(at="start"), fields={"f": batched()}),
+        make_modality("replaced", update=replace(9), fields={"r": batched()}),
+        prompt=prompt,
+    )
     items = dict.fromkeys(plan.modalities, ONE)
     assert plan.spell(items) == [9]
     assert plan.shortest_prompt(plan.take(items)) == shortest
@@ -368,41 +582,51 @@ def test_an_item_without_positions(config):
     assert plan.spell(items) == []
     for prompt in ([], [5], [3, 1, 4]):
         preview = plan.preview(prompt, items)
-        assert (preview.prompt_token_ids, [at.start for at in preview.placements]) == ([0], [0])
+        assert preview.prompt_token_ids == [0]
+        (placement,) = preview.placements
+        assert placement.start == 0
     assert plan.unexpand([0], items) == [0]
 
 
+def begin_with_size(scope):
+    return [scope.cfg.size] + list(scope.prompt)
+
+
 @given(st.lists(st.integers(1, 3), max_size=6), st.lists(st.integers(1, 3)))
-def test_what_a_prompt_ends_with_stands_there_once(ids, after):
-    plan = bind_plan(make_modality(), prompt=ending_with(after), decoder_prompt=lambda s: [s.cfg.size, *s.prompt])
-    assert plan.rewrite("decoder_prompt", ids) == [7, *ids]
+def test_what_a_prompt_ends_with_stands_there_once(ids, ending):
+    plan = bind_plan(make_modality(), prompt=ending_with(ending), decoder_prompt=begin_with_size)
+    assert plan.rewrite("decoder_prompt", ids) == [7] + ids
     assert bind_plan(make_modality()).rewrite("prompt", ids) is ids
     once = plan.rewrite("prompt", ids)
-    assert once in (ids, [*ids, *after])
-    assert once[len(once) - len(after) :] == after
+    assert once in (ids, ids + ending)
+    assert once[len(once) - len(ending) :] == ending
     assert plan.rewrite("prompt", once) == once
 
 
-def test_request_options():
+def test_plans_for_options_are_kept():
     sized = make_modality(layout=embed(5) * kwargs.get("size", proc.n), item=Tensor(shape=(2,)))
     plan = bind_plan(sized, processor=SimpleNamespace(n=1))
-    other = plan_for_options(plan, {"size": 3}, SimpleNamespace(n=1))
+    of_size_3 = plan_for_options(plan, {"size": 3}, SimpleNamespace(n=1))
+    of_other_processor = plan_for_options(plan, {"other": 3}, SimpleNamespace(n=4))
+    with_value_that_json_lacks = plan_for_options(plan, {"size": 2, "other": {1}}, None)
+
     assert plan_for_options(plan, {}, None) is plan
-    assert other is plan_for_options(plan, {"size": 3}, None)
-    again = plan_for_options(plan, {"other": 3}, SimpleNamespace(n=4))
-    odd = plan_for_options(plan, {"size": 2, "other": {1}}, None)  # a value that JSON lacks
-    assert [largest(one.modalities["m"]) for one in (plan, other, again, odd)] == [1, 3, 4, 2]
+    assert plan_for_options(plan, {"size": 3}, None) is of_size_3
+    assert count_largest_rows(plan.modalities["m"]) == 1
+    assert count_largest_rows(of_size_3.modalities["m"]) == 3
+    assert count_largest_rows(of_other_processor.modalities["m"]) == 4
+    assert count_largest_rows(with_value_that_json_lacks.modalities["m"]) == 2
 
 
-@pytest.mark.parametrize(("update", "ids"), [(NUMBERED, [182]), (replace(tok["<image>"]), [7])])
-def test_a_forgotten_item(update, ids):
-    """Refused, whatever other items there are; what may be an ordinary word is not."""
+@pytest.mark.parametrize(("update", "target"), [(NUMBERED, 182), (replace(tok["<image>"]), 7)], ids=["numbered", "one"])
+def test_a_target_without_its_item_is_refused(update, target):
+    """Whatever other items there are; what may be an ordinary word is not."""
     plan = bind_plan(make_modality(update=update), make_modality("other", update=replace(9), fields={"y": batched()}))
     plan.preview([9], {"other": ONE})
     plan.preview([1, 9, 97], {})
-    for written, data in (([*ids, 1], {}), ([1, *ids, 9], {"other": ONE})):
+    for prompt, items in (([target, 1], {}), ([1, target, 9], {"other": ONE})):
         with pytest.raises(InputError, match=r"^spec\.m: .* the target .+ without its item"):
-            plan.preview(written, data)
+            plan.preview(prompt, items)
 
 
 def test_placeholders_without_items_are_refused():
@@ -413,6 +637,9 @@ def test_placeholders_without_items_are_refused():
     for ids, present, name in (([5], [], "a"), ([1, 6], ["a"], "b"), ([5, 6], ["b"], "a"), ([6, 5], [], "a")):
         with pytest.raises(InputError, match=rf"^spec\.{name}: .* no item"):
             plan.check_bare(ids, present)
+
+
+def test_a_placeholder_that_modalities_share_needs_an_item_of_any_of_them():
     bind_plan(make_modality("a"), make_modality("b", fields={"y": batched()})).check_bare([5], ["b"])
 
 
@@ -423,36 +650,46 @@ def test_the_order_of_the_data_means_nothing():
         make_modality("a", layout=embed(5) * 2, update=start),
         make_modality("b", layout=embed(6), update=start, fields={"y": batched()}),
     )
-    one, other = (plan.preview([1], dict.fromkeys(names, ONE)) for names in ("ab", "ba"))
-    assert (one.prompt_token_ids, one.placements) == (other.prompt_token_ids, other.placements)
-    items = {name: [own.layout_evaluator.evaluate(own.scopes.make(ONE, 0))] for name, own in plan.modalities.items()}
-    assert plan.place([1], items) == plan.place([1], dict(reversed(items.items())))
+    in_order = plan.preview([1], {"a": ONE, "b": ONE})
+    in_reverse = plan.preview([1], {"b": ONE, "a": ONE})
+    assert in_order.prompt_token_ids == in_reverse.prompt_token_ids
+    assert in_order.placements == in_reverse.placements
+    layouts = {}
+    for name, modality in plan.modalities.items():
+        layouts[name] = [modality.layout_evaluator.evaluate(modality.scopes.make(ONE, 0))]
+    assert plan.place([1], layouts) == plan.place([1], dict(reversed(layouts.items())))
 
 
-class Merging(Tokenizer):
+class MergingTokenizer(Tokenizer):
     """A digit before a full stop is another token than elsewhere, as tokenizers of texts have them."""
 
     def encode(self, text, add_special_tokens):
-        return [ord(part) if len(part) == 1 else ord(part[0]) + 140 for part in re.findall(r"\d\.|.", text)]
+        ids = []
+        for part in re.findall(r"\d\.|.", text):
+            ids.append(ord(part) if len(part) == 1 else ord(part[0]) + 140)
+        return ids
 
     def decode(self, ids, skip_special_tokens):
-        return "".join(chr(i) if i < 180 else f"{chr(i - 140)}." for i in ids)
+        text = ""
+        for token in ids:
+            text += chr(token) if token < 180 else f"{chr(token - 140)}."
+        return text
 
 
 def test_targets_that_the_tokenizer_splits_otherwise():
+    tokenizer = MergingTokenizer()
     update = replace(tok.text("x{}", item.index + 1))
-    numbered = make_modality(item=FOUR, layout=embed(150) * item.length, update=update)
-    plan = ModelSpec("spec", numbered).bind(CONFIG, Merging())
+    numbered = make_modality(item=UP_TO_FOUR, layout=embed(150) * item.length, update=update)
+    plan = ModelSpec("spec", numbered).bind(CONFIG, tokenizer)
+    items = {"m": [torch.zeros(1), torch.zeros(2)]}
 
-    def preview(text):
-        return plan.preview(Merging().encode(text, False), {"m": [torch.zeros(1), torch.zeros(2)]})
+    preview = plan.preview(tokenizer.encode("a x1. x2.", False), items)
+    assert preview.prompt_token_ids == list(b"a ") + [150] + list(b". ") + [150, 150, ord(".")]
+    assert [(placement.index, placement.start) for placement in preview.placements] == [(0, 2), (1, 5)]
 
-    rendered = preview("a x1. x2.")
-    assert rendered.prompt_token_ids == [*b"a ", 150, *b". ", 150, 150, ord(".")]
-    assert [(p.index, p.start) for p in rendered.placements] == [(0, 2), (1, 5)]
     for text in ("x2. a x1.", "x1. x1. x2.", "x1. x2. x3.", "x1."):
         with pytest.raises(InputError, match=r"^spec\.m"):
-            preview(text)
+            plan.preview(tokenizer.encode(text, False), items)
 
 
 # -- processing --------------------------------------------------------------------------------------------------------
@@ -470,40 +707,65 @@ def test_derived_fields():
     def process(items, scope):
         return {"rows": torch.cat(items).repeat_interleave(2), "length": [len(value) for value in items]}
 
-    own = bind_modality(item=FOUR, fields=declared, process=process, cacheable=item.count < 3)
-    short, long = own.field_processor.run(Taken.whole([torch.zeros(1), torch.ones(3)]))
-    assert (short["rows"].tolist(), long["rows"].tolist()) == ([0.0] * 2, [1.0] * 6)
-    for part, twice in ((short, 2), (long, 6)):
-        assert (type(part["twice"]), part["twice"], part["constant"], part["count"]) == (torch.Tensor, twice, 7, 2)
-    assert own.field_processor.run(Taken([torch.zeros(1)], False, 5))[0]["count"] == 5
+    modality = bind_modality(item=UP_TO_FOUR, fields=declared, process=process, cacheable=item.count < 3)
+    short, long = modality.field_processor.run(Taken.whole([torch.zeros(1), torch.ones(3)]))
+    assert short["rows"].tolist() == [0.0] * 2
+    assert long["rows"].tolist() == [1.0] * 6
+    for item_fields, twice in ((short, 2), (long, 6)):
+        assert type(item_fields["twice"]) is torch.Tensor
+        assert item_fields["twice"] == twice
+        assert item_fields["constant"] == 7
+        assert item_fields["count"] == 2
 
 
-def test_a_buffer_that_is_written_again():
-    """By the next item, or by the next request. What is no number is the same the next time."""
-    buffer, declared = torch.zeros(2, 2), {"x": batched(), "count": derived(item.count)}
+def test_the_count_of_a_derived_field_includes_cached_items():
+    declared = {"x": batched(), "count": derived(item.count)}
+    modality = bind_modality(item=UP_TO_FOUR, fields=declared, cacheable=item.count < 3)
+    (item_fields,) = modality.field_processor.run(Taken([torch.zeros(1)], embeds=False, total=5))
+    assert item_fields["count"] == 5
+
+
+@pytest.mark.parametrize(
+    "requests", [[[0, 1, 2], [9]], [[0], [1], [2, 9]]], ids=["by the next item", "by the next request"]
+)
+def test_a_buffer_that_is_overwritten_is_copied(requests):
+    buffer = torch.zeros(2, 2)
 
     def process(items, scope):
         return {"x": [buffer.copy_(value) for value in items]}
 
-    for requests in ([[0, 1, 2], [9]], [[0], [1], [2, 9]]):
-        run = bind_modality(process=process, fields=declared, cacheable=item.count < 9).field_processor.run
-        parts = [part for ids in requests for part in run(Taken.whole([torch.full((2, 2), float(i)) for i in ids]))]
-        assert [part["x"].unique().tolist() for part in parts] == [[0.0], [1.0], [2.0], [9.0]]
-        assert [part["count"] for part in parts] == [len(ids) for ids in requests for _ in ids]
-    own = bind_modality(process=lambda items, scope: {"x": torch.tensor([[torch.nan, 1.0]] * len(items))})
-    assert own.field_processor.run(Taken.whole([ONE]))[0]["x"].isnan().tolist() == [True, False]
+    declared = {"x": batched(), "count": derived(item.count)}
+    modality = bind_modality(process=process, fields=declared, cacheable=item.count < 9)
+    processed = []
+    counts = []
+    for numbers in requests:
+        values = [torch.full((2, 2), float(number)) for number in numbers]
+        processed += modality.field_processor.run(Taken.whole(values))
+        counts += [len(numbers)] * len(numbers)
+    assert [item_fields["x"].unique().tolist() for item_fields in processed] == [[0.0], [1.0], [2.0], [9.0]]
+    assert [item_fields["count"] for item_fields in processed] == counts
+
+
+def test_what_is_no_number_is_the_same_the_next_time():
+    """A comparison of a function's outputs does not take it for a buffer that was overwritten."""
+
+    def process(items, scope):
+        return {"x": torch.tensor([[torch.nan, 1.0]] * len(items))}
+
+    modality = bind_modality(process=process)
+    (item_fields,) = modality.field_processor.run(Taken.whole([ONE]))
+    assert item_fields["x"].isnan().tolist() == [True, False]
 
 
 @pytest.mark.parametrize("shape", [None, (item.length,)])
 def test_unpadding(shape):
     """A processor that pads to the largest of the batch must not be seen (law `independence`)."""
-    called = hf(outputs={"lengths": "n", "values": "x"}, unpad={"x": fields.n})
-    own = bind_modality(
-        item=Tensor((between(1, 8),)), fields={"x": batched(shape=shape), "n": batched()}, process=called
-    )
+    process = hf(outputs={"lengths": "n", "values": "x"}, unpad={"x": fields.n})
+    declared = {"x": batched(shape=shape), "n": batched()}
+    modality = bind_modality(item=Tensor((between(1, 8),)), fields=declared, process=process)
     padded = {"values": torch.tensor([[1.0, 0.0], [2.0, 3.0]]), "lengths": torch.tensor([1, 2])}
-    finished = own.field_processor.finish(padded, Taken.whole([torch.zeros(1), torch.zeros(2)]))
-    assert [part["x"].tolist() for part in finished] == [[1.0], [2.0, 3.0]]
+    processed = modality.field_processor.finish(padded, Taken.whole([torch.zeros(1), torch.zeros(2)]))
+    assert [item_fields["x"].tolist() for item_fields in processed] == [[1.0], [2.0, 3.0]]
 
 
 # -- options of a request ----------------------------------------------------------------------------------------------
@@ -511,34 +773,52 @@ def test_unpadding(shape):
 PAD = kwargs.get("pad", 5)
 
 
+def lay_out_pads(scope):
+    return embed(scope.kwargs.get("pad", 5)) * scope.item.length
+
+
 @pytest.mark.parametrize(
     "layout",
-    [embed(PAD), embed(PAD) + where(item.length > 1, 1, 2), where(kwargs.get("pad", 0) == 9, embed(9), embed(5)),
-     lambda s: embed(s.kwargs.get("pad", 5)) * s.item.length],
-)  # fmt: skip
+    [
+        pytest.param(embed(PAD), id="a token"),
+        pytest.param(embed(PAD) + where(item.length > 1, 1, 2), id="a token before others"),
+        pytest.param(where(kwargs.get("pad", 0) == 9, embed(9), embed(5)), id="a branch"),
+        pytest.param(lay_out_pads, id="a function"),
+    ],
+)
 def test_options_bring_no_placeholder_that_prompts_are_not_guarded_against(layout):
     """It would pass in a prompt without items, and could be sampled."""
     plan = bind_plan(make_modality(layout=layout), make_modality("other", layout=embed(6), fields={"y": batched()}))
     assert plan.embed_ids == {5, 6}
-    for pad in (5, None):
-        asked = plan_for_options(plan, {"pad": pad} if pad else {"n": 1}, None)
-        assert (asked.embed_ids, guarded(asked.modalities["m"])) == ({5, 6}, {5, 6})
-        assert 5 in asked.preview(asked.spell({"m": ONE}), {"m": ONE}).prompt_token_ids
+    for options in ({"pad": 5}, {"n": 1}):
+        with_options = plan_for_options(plan, options, None)
+        assert with_options.embed_ids == {5, 6}
+        assert with_options.modalities["m"].layout_evaluator.guard.ids == {5, 6}
+        prompt = with_options.spell({"m": ONE})
+        assert 5 in with_options.preview(prompt, {"m": ONE}).prompt_token_ids
     with pytest.raises(InputError, match=r"^spec, mm_processor_kwargs: spec\.m, layout: .* without .*, got \[9\]\. No"):
         plan_for_options(plan, {"pad": 9}, None).preview([9], {"m": ONE})
 
 
-@given(st.dictionaries(st.sampled_from(["pad", "rows", "size", "when", "images_kwargs"]),
-                       st.sampled_from([None, "x", -1, 0, 1.5, 300, [], {}, {"pad": "x"}])))  # fmt: skip
+OPTION_NAMES = st.sampled_from(["pad", "rows", "size", "when", "images_kwargs"])
+OPTION_VALUES = st.sampled_from([None, "x", -1, 0, 1.5, 300, [], {}, {"pad": "x"}])
+
+
+@given(st.dictionaries(OPTION_NAMES, OPTION_VALUES))
 def test_bad_options_are_the_callers(options):
     """Whatever part of a spec reads them: the request is refused, or answered."""
 
     def process(items, scope):
         return {"x": torch.stack(items)[: scope.kwargs.get("size", 9)]}
 
-    own = make_modality("m", item=Tensor((2, 2)), layout=embed(kwargs.get("pad", 5)) * kwargs.get("rows", 2),
-                   when=kwargs.get("when", 1) + 1 > 0, process=process)  # fmt: skip
-    plan = bind_plan(own, make_modality("other", fields={"y": batched()}, layout=embed(6)))
+    modality = make_modality(
+        "m",
+        item=Tensor((2, 2)),
+        layout=embed(kwargs.get("pad", 5)) * kwargs.get("rows", 2),
+        when=kwargs.get("when", 1) + 1 > 0,
+        process=process,
+    )
+    plan = bind_plan(modality, make_modality("other", fields={"y": batched()}, layout=embed(6)))
     with suppress(InputError):
         plan_for_options(plan, options, None).preview([5, 5], {"m": ONE})
 
@@ -546,31 +826,25 @@ def test_bad_options_are_the_callers(options):
 def test_a_function_that_refuses_a_cached_item_names_it():
     """Its fields are computed without an index, since a cache gives them back at any."""
 
-    def length(scope):
+    def refuse_three(scope):
         if scope.item.length == 3:
             raise ValueError("three is too many")
         return scope.item.length
 
-    declared = {"x": batched(), "n": derived(length)}
-    plan = bind_plan(make_modality(item=FOUR, fields=declared))
-    expected = "an item that has a layout, got an item of shape (3,): three is too many."
-    expect_refusal(
-        InputError, f"spec.m[1]: expected {expected}", plan.preview, [5, 5], {"m": [torch.ones(2), torch.ones(3)]}
-    )
+    plan = bind_plan(make_modality(item=UP_TO_FOUR, fields={"x": batched(), "n": derived(refuse_three)}))
+    sentence = "spec.m[1]: expected an item that has a layout, got an item of shape (3,): three is too many."
+    expect_refusal(InputError, sentence, plan.preview, [5, 5], {"m": [torch.ones(2), torch.ones(3)]})
 
 
 def test_an_error_beside_a_cached_item_names_the_item_of_the_request():
     plan = bind_plan(
-        make_modality(item=FOUR, layout=embed(5) * item.length, fields={"x": batched(shape=(item.length,))})
+        make_modality(item=UP_TO_FOUR, layout=embed(5) * item.length, fields={"x": batched(shape=(item.length,))})
     )
-    only_second = Taken([torch.ones(3)], embeds=False, total=2, indices=[1])
-    own = plan.modalities["m"]
-    expect_refusal(
-        InputError, "spec.m[1]: expected a …, got None, …", plan.process, {"m": only_second._replace(values=[None])}
-    )
-    longer = only_second._replace(values=[torch.ones(5)])
+    missing = Taken([None], embeds=False, total=2, indices=[1])
+    expect_refusal(InputError, "spec.m[1]: expected a …, got None, …", plan.process, {"m": missing})
+    too_long = Taken([torch.ones(5)], embeds=False, total=2, indices=[1])
     with pytest.raises(InputError, match=r"^spec\.m\[1\]: expected at most 4 encoder row"):
-        own.lay_out_all(longer)
+        plan.modalities["m"].lay_out_all(too_long)
 
 
 def test_what_binding_has_learned_holds_with_options():
@@ -582,104 +856,153 @@ def test_what_binding_has_learned_holds_with_options():
         return {"x": buffer}
 
     plan = bind_plan(make_modality(process=process, limit=2))
-    asked = plan_for_options(plan, {"scale": 3}, None)
-    got = asked.preview([5, 5], {"m": [ONE + 1, ONE + 2]}).fields["m"]
-    assert [float(own["x"].mean()) for own in got] == [3, 6]
-    assert asked.modalities["m"].forms is plan.modalities["m"].forms
+    scaled_by_3 = plan_for_options(plan, {"scale": 3}, None)
+    first, second = scaled_by_3.preview([5, 5], {"m": [ONE + 1, ONE + 2]}).fields["m"]
+    assert float(first["x"].mean()) == 3
+    assert float(second["x"].mean()) == 6
+    assert scaled_by_3.modalities["m"].forms is plan.modalities["m"].forms
 
 
-def test_a_call_gets_the_options_of_its_items():
+OF_IMAGES = {"images_kwargs": {"a": 1}}
+OF_VIDEOS = {"videos_kwargs": {"a": 2}}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected_calls"),
+    [
+        pytest.param({"a": 3}, [(1, 1, {"a": 3})], id="of all items, one call"),
+        pytest.param({"a": 3} | OF_IMAGES, [(1, 0, OF_IMAGES), (0, 1, {"a": 3})], id="of images and of all"),
+        pytest.param(
+            {"b": 3} | OF_IMAGES | OF_VIDEOS,
+            [(1, 0, {"b": 3} | OF_IMAGES), (0, 1, {"b": 3} | OF_VIDEOS)],
+            id="of images, of videos and of all",
+        ),
+        pytest.param({"common_kwargs": {"a": 1}}, [(1, 1, {"common_kwargs": {"a": 1}})], id="common, one call"),
+    ],
+)
+def test_a_call_gets_the_options_of_its_items(options, expected_calls):
     """A whole processor with their scopes, each option once; modalities of other options are another call."""
     calls = []
 
     def processor(images=(), videos=(), return_tensors=None, truncation=None, **options):
         calls.append((len(images), len(videos), options))
-        return {"x": [ONE for _ in images], "y": [ONE for _ in videos]}
+        return {"x": [ONE] * len(images), "y": [ONE] * len(videos)}
 
     plan = bind_plan(
         make_modality("image", item=Image(largest=(4, 4)), process=hf(), layout=embed(5)),
         make_modality("video", item=Video(largest=(2, 4, 4)), process=hf(), layout=embed(6), fields={"y": batched()}),
         processor=processor,
     )
-    data = {"image": torch.zeros(4, 4, 3, dtype=torch.uint8), "video": torch.zeros(2, 4, 4, 3, dtype=torch.uint8)}
-    plan.preview([5, 6], data)
-    of_images, of_videos = {"images_kwargs": {"a": 1}}, {"videos_kwargs": {"a": 2}}
-    for options, expected in (
-        ({"a": 3}, [(1, 1, {"a": 3})]),
-        ({"a": 3} | of_images, [(1, 0, of_images), (0, 1, {"a": 3})]),
-        ({"b": 3} | of_images | of_videos, [(1, 0, {"b": 3} | of_images), (0, 1, {"b": 3} | of_videos)]),
-        ({"common_kwargs": {"a": 1}}, [(1, 1, {"common_kwargs": {"a": 1}})]),
-    ):
-        calls.clear()
-        plan_for_options(plan, options, processor).preview([5, 6], data)
-        assert calls == expected
+    items = {"image": torch.zeros(4, 4, 3, dtype=torch.uint8), "video": torch.zeros(2, 4, 4, 3, dtype=torch.uint8)}
+    plan.preview([5, 6], items)
+    calls.clear()
+    plan_for_options(plan, options, processor).preview([5, 6], items)
+    assert calls == expected_calls
 
 
 @dataclass  # which has no hash
-class Doubled:
+class Multiplier:
     factor: int = 2
 
     def __call__(self, m, return_tensors):
-        return {"x": [own * self.factor for own in m]}
+        return {"x": [value * self.factor for value in m]}
+
+
+def make_doubling_module():
+    module = torch.nn.Identity()
+    module.forward = Multiplier()
+    return module
+
+
+def make_multiplier(factor, scope):
+    return Multiplier(factor)
 
 
 @pytest.mark.parametrize(
     "processor",
-    [Doubled(), later(Doubled)(), later(Doubled)(2), later(Doubled)(cfg.n), lambda s: Doubled(),
-     partial(lambda factor, s: Doubled(factor), 2), torch.nn.Identity()],
-)  # fmt: skip
+    [
+        pytest.param(Multiplier(), id="an object"),
+        pytest.param(later(Multiplier)(), id="a class that is called later"),
+        pytest.param(later(Multiplier)(2), id="with an argument"),
+        pytest.param(later(Multiplier)(cfg.n), id="with an expression"),
+        pytest.param(lambda scope: Multiplier(), id="of a function of a scope"),
+        pytest.param(partial(make_multiplier, 2), id="of a partial function of a scope"),
+        pytest.param(make_doubling_module(), id="a module of torch"),
+    ],
+)
 def test_an_object_that_is_called_like_a_processor(processor):
     """Only plain functions are functions of a scope."""
-    if isinstance(processor, torch.nn.Identity):
-        processor.forward = lambda m, return_tensors: {"x": [own * 2 for own in m]}
     plan = bind_plan(make_modality(process=hf(processor)))
     assert plan.preview([5], {"m": ONE + 1}).fields["m"][0]["x"].tolist() == [[2.0, 2.0]] * 2
     assert plan.spec == ModelSpec("spec", make_modality(process=hf(processor)))
 
 
-@pytest.mark.parametrize("declared", [batched(), flat(2), flat(2, dim=1)])
-@pytest.mark.parametrize("is_hf", [False, True])
-def test_a_field_has_one_form(declared, is_hf):
-    """Whatever an option, or the content of an item, makes of it; of a batched field, the rank may differ."""
+# -- forms of fields ---------------------------------------------------------------------------------------------------
 
-    def made(m, deeper=0, return_tensors=None):
+
+def make_plan_of_changing_form(declared, is_hf):
+    """Return a plan whose items of whole numbers become int64, and have more dimensions by the option `deeper`."""
+
+    def make_field(m, deeper=0, return_tensors=None):
         batch = torch.stack(list(m))
-        batch = batch.long() if bool((batch == batch.round()).all()) else batch
-        batch = batch.reshape(*batch.shape, *[1] * deeper)
-        return {"x": batch if isinstance(declared, batched) else torch.cat(list(batch), declared.dim)}
+        if bool((batch == batch.round()).all()):
+            batch = batch.long()
+        batch = batch.reshape(batch.shape + (1,) * deeper)
+        if isinstance(declared, batched):
+            return {"x": batch}
+        return {"x": torch.cat(list(batch), declared.dim)}
 
-    process = hf(lambda s: made) if is_hf else lambda items, s: made(items, **s.kwargs)
-    plan = bind_plan(make_modality(process=process, fields={"x": declared}))
-    deeper = plan_for_options(plan, {"deeper": 1}, None)
+    def process(items, scope):
+        return make_field(items, **scope.kwargs)
+
+    def get_processor(scope):
+        return make_field
+
+    return bind_plan(make_modality(process=hf(get_processor) if is_hf else process, fields={"x": declared}))
+
+
+@pytest.mark.parametrize("declared", [batched(), flat(2), flat(2, dim=1)], ids=repr)
+@pytest.mark.parametrize("is_hf", [False, True], ids=["function", "hf"])
+def test_the_content_of_an_item_changes_no_dtype(declared, is_hf):
+    plan = make_plan_of_changing_form(declared, is_hf)
     plan.preview([5], {"m": ONE + 1})
-    remedies = {plan: r"The items of .*", deeper: r"Leave out those of mm_processor_kwargs that change it: deeper\."}
     where = r"spec\.m\[0\], fields\['x'\]"
-    for asked, remedy in remedies.items():
-        if asked is deeper and isinstance(declared, batched):
-            asked.preview([5], {"m": ONE + 1})
-        expected, got = "a int64 tensor.*, as all items have", "a float32 tensor.*"
-        with pytest.raises(InputError, match=rf"^{where}: expected {expected}, got {got}\. {remedy}$"):
-            asked.preview([5], {"m": ONE + 0.5})
-    if isinstance(declared, flat):
-        got = "a int64 tensor of 3 dimension"
-        with pytest.raises(InputError, match=rf"^{where}: expected a int64 tensor of 2 dimension.*, got {got}"):
-            deeper.preview([5], {"m": ONE + 1})
+    dtypes = r"expected a int64 tensor.*, as all items have, got a float32 tensor.*"
+    with pytest.raises(InputError, match=rf"^{where}: {dtypes}\. The items of .*$"):
+        plan.preview([5], {"m": ONE + 0.5})
+    deeper = plan_for_options(plan, {"deeper": 1}, None)
+    remedy = r"Leave out those of mm_processor_kwargs that change it: deeper\."
+    with pytest.raises(InputError, match=rf"^{where}: {dtypes}\. {remedy}$"):
+        deeper.preview([5], {"m": ONE + 0.5})
+
+
+@pytest.mark.parametrize("is_hf", [False, True], ids=["function", "hf"])
+def test_an_option_may_change_the_rank_of_a_batched_field(is_hf):
+    plan = make_plan_of_changing_form(batched(), is_hf)
+    plan.preview([5], {"m": ONE + 1})
+    plan_for_options(plan, {"deeper": 1}, None).preview([5], {"m": ONE + 1})
+
+
+@pytest.mark.parametrize("declared", [flat(2), flat(2, dim=1)], ids=repr)
+@pytest.mark.parametrize("is_hf", [False, True], ids=["function", "hf"])
+def test_no_option_changes_the_rank_of_a_flat_field(declared, is_hf):
+    plan = make_plan_of_changing_form(declared, is_hf)
+    plan.preview([5], {"m": ONE + 1})
+    sentence = r"expected a int64 tensor of 2 dimension.*, got a int64 tensor of 3 dimension"
+    with pytest.raises(InputError, match=rf"^spec\.m\[0\], fields\['x'\]: {sentence}"):
+        plan_for_options(plan, {"deeper": 1}, None).preview([5], {"m": ONE + 1})
 
 
 def test_fields_that_hold_nothing_have_every_form():
     """An empty list, and None: vLLM leaves them in a list."""
 
     def process(items, scope):
-        return {
-            "x": items,
-            "crops": [list(own[1:]) for own in items],
-            "none": [own if len(own) > 1 else None for own in items],
-        }
+        crops = [list(value[1:]) for value in items]
+        nothing_for_one = [value if len(value) > 1 else None for value in items]
+        return {"x": items, "crops": crops, "none": nothing_for_one}
 
-    names = ("x", "crops", "none")
-    plan = bind_plan(
-        make_modality(item=Tensor((between(1, 3), 2)), process=process, fields={name: batched() for name in names})
-    )
+    declared = {"x": batched(), "crops": batched(), "none": batched()}
+    plan = bind_plan(make_modality(item=Tensor((between(1, 3), 2)), process=process, fields=declared))
     for length in (1, 2, 3):
         plan.preview([5], {"m": torch.ones(length, 2)})
 
@@ -687,5 +1010,6 @@ def test_fields_that_hold_nothing_have_every_form():
 def test_embeddings_are_in_the_dtype_of_the_model():
     plan = ModelSpec("spec", make_modality(layout=embed(5), embeds=True)).bind(CONFIG, dtype=torch.float16)
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        got = plan.preview([5], {"m": {"m_embeds": [torch.full((1, 2), 0.1, dtype=dtype)]}}).fields["m"][0]
-        assert got["m_embeds"].dtype == torch.float16
+        embeddings = {"m_embeds": [torch.full((1, 2), 0.1, dtype=dtype)]}
+        (item_fields,) = plan.preview([5], {"m": embeddings}).fields["m"]
+        assert item_fields["m_embeds"].dtype == torch.float16
