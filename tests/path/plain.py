@@ -9,7 +9,7 @@ import torch
 
 from mmkit import Modality, ModelSpec
 from mmkit.testing import processors, vllm_path
-from tests.path.planted import ID, checkpoint, frames
+from tests.path.planted.base import ID, checkpoint, frames
 
 ONES = torch.ones(2, 3)
 

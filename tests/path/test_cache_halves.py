@@ -24,7 +24,7 @@ from mmkit.testing import vllm_path
 from mmkit.testing.differences import find_difference
 from mmkit.vllm_api.exchange import adopt_features, wrap_add_request
 from tests.path.plain import processor
-from tests.path.planted import ID
+from tests.path.planted.base import ID
 from tests.profiles import scaled
 
 CAPACITY = 600

@@ -18,7 +18,7 @@ from mmkit import Audio, Image, InputError, ModelSpec, Video, embed
 from mmkit.testing import processors, vllm_path
 from mmkit.vllm_api.pipeline import Request
 from tests.path.plain import ONES, ids, plain, processor, run
-from tests.path.planted import checkpoint
+from tests.path.planted.base import checkpoint
 from tests.unit.common import make_modality
 
 
@@ -55,7 +55,9 @@ def test_modules_that_do_not_exist() -> None:
 
 def test_a_variable_that_is_assigned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a notebook, or by importlib.reload: the module of its classes has those of the last spec."""
-    source = "from mmkit import ModelSpec\nfrom tests.path.planted import frames\nSPEC = ModelSpec('first', frames())\n"
+    source = (
+        "from mmkit import ModelSpec\nfrom tests.path.planted.base import frames\nSPEC = ModelSpec('first', frames())\n"
+    )
     (tmp_path / "assigned_again.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("assigned_again")

@@ -32,7 +32,7 @@ from mmkit.language.expr import Scope
 from mmkit.language.items import ItemType
 from mmkit.testing import strategies
 from tests.path.plain import plain
-from tests.path.planted import checkpoint
+from tests.path.planted.base import checkpoint
 from tests.profiles import scaled
 from tests.random_specs import write_checkpoint
 from tests.spaced import spaced

@@ -18,7 +18,7 @@ from mmkit.testing.vllm_model import compute_rows, load_model, merge_rows
 from mmkit.testing.vllm_path import run
 from tests.unit.common import expect_refusal
 
-from .planted import HIDDEN, ID, MIXED, Derived, _Encoders, with_model
+from .planted.base import HIDDEN, ID, MIXED, Derived, Encoders, with_model
 
 
 class Series:
@@ -28,7 +28,7 @@ class Series:
 CLASSES: list[tuple[tuple[type, ...], dict[str, Any], str]] = [
     ((nn.Module,), {}, ": expected a multimodal model, got a class without MultiModalModel. Write class "
         "Robot(MultiModalModel, ...)."),
-    ((_Encoders, MultiModalModel), {}, ": expected MultiModalModel first among the bases, got _Encoders before it, "
+    ((Encoders, MultiModalModel), {}, ": expected MultiModalModel first among the bases, got Encoders before it, "
         "whose __init__ hides the mixin's. Write class Robot(MultiModalModel, ...)."),
     ((Series, MultiModalModel, nn.Module), {}, ": expected a method embed_frames(self, frames), got none."),
     ((Derived,), {"embed_series": lambda self, values, length: None}, ".embed_series: expected the fields (length, "
@@ -134,7 +134,7 @@ def test_rows_of_another_number_do_not_end_a_serving_engine() -> None:
 
 
 def test_a_class_that_is_its_own_language_model() -> None:
-    class Whole(_Encoders):
+    class Whole(Encoders):
         def get_language_model(self) -> Any:
             return self
 

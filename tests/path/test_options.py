@@ -37,7 +37,7 @@ from mmkit.testing.vllm_path import Caches
 from tests.profiles import scaled
 
 from .plain import ONES, plain, processor, run
-from .planted import HIDDEN, MEDIA, Derived, with_model
+from .planted.base import HIDDEN, MEDIA, Derived, with_model
 
 # -- what a hash covers ------------------------------------------------------------------------------------------------
 

@@ -11,77 +11,117 @@ from mmkit.testing import LAWS, NotApplicable, check_law
 from tests import ROOT
 from tests.profiles import scaled
 
-from .planted import BASES, BUGS, BY_NUMBER, NOTED, Bug, another_qwen, media, mixed, violation
+from .planted.base import BASES, BY_NUMBER, NOTED, media, mixed, qwen
+from .planted.bug import Bug, violation
+from .planted.huggingface import with_positions
+from .planted.table import BUGS
 
 EXAMPLES = 200
 """At most; every planted bug is found before, the same way each time."""
 
+MAX_SENTENCE = 600
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.law}-{bug.name}")
-def test_bugs_are_caught(bug: Bug) -> None:
-    """By the law that names them, in a message that says what is wrong, with a request that can be copied."""
+
+def name_bug(bug: Bug) -> str:
+    return f"{bug.law}-{bug.name}"
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=name_bug)
+def test_a_bug_is_caught_by_its_law_in_a_message_that_says_what_is_wrong(bug: Bug) -> None:
     message = violation(bug.law, bug.subject(), EXAMPLES)
     assert message is not None, f"{bug.law} does not see it"
     assert message.startswith(f"{bug.law}: ")
     assert re.search(bug.message, message), message
-    assert len(message.split("\n")[0]) < 600
-    for line in message.split("\n"):
+    lines = message.split("\n")
+    assert len(lines[0]) < MAX_SENTENCE
+    for line in lines:
         if line.startswith("    in Request("):
-            assert f"    in {_evaluated(line)!r}" == re.split(" after | beside ", line)[0]
+            check_that_a_request_can_be_copied(line)
 
 
-def _evaluated(line: str) -> testing.Request:
-    request = eval(re.split(" after | beside ", line)[0].removeprefix("    in "), vars(testing))
+def check_that_a_request_can_be_copied(line: str) -> None:
+    """Evaluate the request in a line of a message, and compare its `repr` with the line."""
+    source = re.split(" after | beside ", line)[0].removeprefix("    in ")
+    request = eval(source, vars(testing))
     assert isinstance(request, testing.Request)
-    return request
+    assert repr(request) == source
 
 
-@pytest.mark.parametrize("bug", [b for b in BUGS if b.name in ("range_off_by_one", "items_swapped_after_a_hit")])
-def test_requests_are_shrunk(bug: Bug) -> None:
-    """What is shown is about the smallest request, or the shortest sequence of them, that shows the bug."""
+@pytest.mark.parametrize("name", ["range_off_by_one", "items_swapped_after_a_hit"])
+def test_a_message_shows_the_smallest_request_or_the_shortest_sequence_of_them(name: str) -> None:
+    (bug,) = [bug for bug in BUGS if bug.name == name]
     message = violation(bug.law, bug.subject(), EXAMPLES, shrink=True) or ""
     assert message.count("TensorSample") <= 6, message
     assert "container='torch'" in message
 
 
-@pytest.mark.parametrize("base", BASES)
-def test_correct_processors_pass(base: str) -> None:
+# -- correct processors ------------------------------------------------------------------------------------------------
+
+
+def check_laws(base: str, laws: list[str], not_applicable: set[str]) -> None:
+    """Check laws on a correct base, where only some may not apply."""
     subject = BASES[base]()
-    for name, law in LAWS.items():
-        if not {"mixed": True, "by hand": law.needs_model, "robot": not law.needs_model}[base]:
-            continue  # the same processor as another, no model class
+    for name in laws:
         try:
-            check_law(law, subject, examples=scaled(40))
+            check_law(name, subject, examples=scaled(40))
         except NotApplicable:
-            # no Hugging Face processor, positions of one dimension; no tokenizer, no embeddings, no outputs
-            assert name in ("reference", "positions") or (base == "robot" and name in ("text", "embeds", "outputs"))
+            assert name in not_applicable
 
 
-def test_options_of_one_modality_pass() -> None:
-    """Two modalities that share a processor, and options in the scope of one."""
-    for law in ("identity", "independence", "cache"):
-        check_law(law, media(), examples=scaled(60))
+def test_a_correct_spec_with_a_model_passes_all_laws() -> None:
+    # it has no Hugging Face processor, and positions of one dimension
+    check_laws("mixed", list(LAWS), {"reference", "positions"})
 
 
-def test_correct_positions_pass() -> None:
-    for subject in (another_qwen(), another_qwen(change=lambda inherited, *given: inherited(*given))):
-        check_law("positions", subject, examples=scaled(40))
+def test_a_correct_model_by_hand_passes_the_laws_of_models() -> None:
+    check_laws("by hand", [name for name in LAWS if LAWS[name].needs_model], set())
 
 
-def test_the_table_in_the_docs_is_complete() -> None:
-    """No law is idle, and no bug comes twice."""
+def test_a_correct_spec_without_a_tokenizer_passes_the_laws_that_need_no_model() -> None:
+    without_model = [name for name in LAWS if not LAWS[name].needs_model]
+    check_laws("robot", without_model, {"reference", "positions", "text", "embeds", "outputs"})
+
+
+@pytest.mark.parametrize("law", ["identity", "independence", "cache"])
+def test_two_modalities_of_one_processor_pass_with_options_in_the_scope_of_one(law: str) -> None:
+    check_law(law, media(), examples=scaled(60))
+
+
+def test_correct_positions_of_vllm_pass() -> None:
+    check_law("positions", qwen(), examples=scaled(40))
+
+
+def test_correct_positions_of_the_mixin_pass() -> None:
+    def compute_positions(correct, ids, items):
+        return correct(ids, items)
+
+    check_law("positions", with_positions(compute_positions), examples=scaled(40))
+
+
+@pytest.mark.parametrize("law", ["ranges", "cache", "identity", "refusal"])
+def test_notes_that_spell_special_tokens_pass(law: str) -> None:
+    check_law(law, mixed(NOTED), examples=scaled(20))
+
+
+@pytest.mark.parametrize("law", ["ranges", "cache", "refusal", "idempotence"])
+def test_numbered_placeholders_pass(law: str) -> None:
+    check_law(law, mixed(BY_NUMBER), examples=scaled(40))
+
+
+# -- the table in the docs ---------------------------------------------------------------------------------------------
+
+
+def test_no_law_is_without_a_bug() -> None:
     assert {bug.law for bug in BUGS} == set(LAWS)
-    assert len({bug.name for bug in BUGS}) == len(BUGS) >= 34
+
+
+def test_no_bug_comes_twice() -> None:
+    names = {bug.name for bug in BUGS}
+    assert len(names) == len(BUGS)
+
+
+def test_the_table_in_the_docs_has_each_bug_with_its_law() -> None:
     page = (ROOT / "docs/data/planted-bugs.md").read_text()
-    rows = re.findall(r"^\| (.+?) \| .+? \| (\w+) \| `(.+?)` \|", page, re.MULTILINE)
-    assert [row[:2] for row in rows] == [(bug.name.replace("_", " "), bug.law) for bug in BUGS]
-
-
-def test_notes_that_spell_special_tokens_pass() -> None:
-    for law in ("ranges", "cache", "identity", "refusal"):
-        check_law(law, mixed(NOTED), examples=scaled(20))
-
-
-def test_numbered_placeholders_pass() -> None:
-    for law in ("ranges", "cache", "refusal", "idempotence"):
-        check_law(law, mixed(BY_NUMBER), examples=scaled(40))
+    in_docs = re.findall(r"^\| (.+?) \| .+? \| (\w+) \| `.+?` \|", page, re.MULTILINE)
+    planted = [(bug.name.replace("_", " "), bug.law) for bug in BUGS]
+    assert sorted(in_docs) == sorted(planted)

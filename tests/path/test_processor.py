@@ -49,7 +49,7 @@ from mmkit.testing.differences import find_difference
 from mmkit.vllm_api import admission, patches
 from mmkit.vllm_api.pipeline import Request
 from tests.path.plain import ONES, ids, plain, processor, run
-from tests.path.planted import HIDDEN, MIXED, series
+from tests.path.planted.base import HIDDEN, MIXED, series
 
 FRAME = {"frames": ONES}
 ROWS = torch.ones(2, HIDDEN)

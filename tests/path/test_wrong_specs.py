@@ -31,7 +31,8 @@ from mmkit import (
     tok,
 )
 from mmkit.testing import NotDrawn, check_law, of_spec
-from tests.path.planted import checkpoint, violation
+from tests.path.planted.base import checkpoint
+from tests.path.planted.bug import violation
 from tests.profiles import scaled
 
 PAIRS = Tensor((between(1, 4), 2))
