@@ -1,5 +1,6 @@
-"""A strategy for specs themselves: random layouts, updates, fields and items over a made-up config
-and vocabulary. The `repr` of what is drawn is its source.
+"""A strategy for specs themselves: random layouts, updates, fields and items over a made-up config and vocabulary.
+
+The `repr` of what is drawn is its source.
 """
 
 from __future__ import annotations
@@ -8,9 +9,8 @@ import json
 import tempfile
 from collections.abc import Sequence
 from functools import cache
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from hypothesis import strategies as st
@@ -35,91 +35,196 @@ from tests.unit.test_layout import build, trees
 NUMBERS = {"one": 1, "two": 2, "three": 3, "rows": (2, 1, 3)}
 """Attributes of the made-up config."""
 
-LENGTHS = [*(("cfg", name) for name in ("one", "two", "three")), ("item", "length")]
+LENGTHS = [("cfg", "one"), ("cfg", "two"), ("cfg", "three"), ("item", "length")]
 """What the layouts of its specs may count."""
 
-NAMES = ("alpha", "beta")
-MARKS = {name: (f"<{name}>", f"<{name}_embed>", f"<{name}_open>", f"<{name}_close>") for name in NAMES}
-"""Per modality: its target, its placeholder, and two literal tokens."""
 
-WORDS = ("<unk>", "<s>", "</s>", "<pad>", *chain(*MARKS.values()), *"abcdefghijklmnop")
+class Marks(NamedTuple):
+    """The tokens of a modality: its target, its placeholder, and two literals."""
+
+    target: str
+    placeholder: str
+    opening: str
+    closing: str
+
+
+MARKS = {
+    "alpha": Marks("<alpha>", "<alpha_embed>", "<alpha_open>", "<alpha_close>"),
+    "beta": Marks("<beta>", "<beta_embed>", "<beta_open>", "<beta_close>"),
+}
+SPECIAL = [*MARKS["alpha"], *MARKS["beta"]]
+WORDS = ["<unk>", "<s>", "</s>", "<pad>"] + SPECIAL + list("abcdefghijklmnop")
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+@cache
+def checkpoint(architecture: str = "MmkitMadeUp") -> Path:
+    """Make a folder whose config has the attributes of `NUMBERS`."""
+    return write_checkpoint(
+        Path(tempfile.mkdtemp(prefix="mmkit-specs-")),
+        WORDS,
+        SPECIAL,
+        max_position_embeddings=4096,
+        architectures=[architecture],
+        vocab_size=len(WORDS),
+        **NUMBERS,
+    )
 
 
 def write_checkpoint(
     folder: Path, words: Sequence[str], added: Sequence[str], begins: bool = False, **config: Any
 ) -> Path:
-    """A checkpoint folder without weights: a small config of a Llama and, for words, a tokenizer of these. They begin
-    with <unk>, <s> and </s>, and those that are added split a text wherever they stand."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
+    """Write a checkpoint without weights into a folder: a small config of a Llama and, for words, a tokenizer of these.
 
+    Args:
+        folder: the folder.
+        words: begin with <unk>, <s> and </s>; empty for no tokenizer.
+        added: words that split a text wherever they stand.
+        begins: the tokenizer begins every text with <s>.
+        config: attributes of the config.
+    """
     if words:
-        whole = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-        whole.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        if begins:
-            whole.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-        fast = PreTrainedTokenizerFast(tokenizer_object=whole, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-        fast.add_tokens(list(added))  # not special: no law may take those of absent items for words
-        fast.save_pretrained(folder)
-    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 8)
-    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **sizes, **config}))
+        _save_tokenizer(folder, words, added, begins)
+    settings = {
+        "model_type": "llama",
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        **config,
+    }
+    (folder / "config.json").write_text(json.dumps(settings))
     return folder
 
 
-@cache
-def checkpoint(architecture: str = "MmkitMadeUp") -> Path:
-    """A folder whose config has the attributes of `NUMBERS`."""
-    config = {"architectures": [architecture], "vocab_size": len(WORDS), **NUMBERS}
-    folder = Path(tempfile.mkdtemp(prefix="mmkit-specs-"))
-    return write_checkpoint(folder, WORDS, [*chain(*MARKS.values())], max_position_embeddings=4096, **config)
+def _save_tokenizer(folder: Path, words: Sequence[str], added: Sequence[str], begins: bool) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: token for token, word in enumerate(words)}
+    whole = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    whole.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if begins:
+        whole.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=whole, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    # not special: no law may take those of absent items for words
+    fast.add_tokens(list(added))
+    fast.save_pretrained(folder)
 
 
-@st.composite
-def _modality(draw: Any, name: str) -> Modality:
-    """Shrinks towards one fixed size, one placeholder, replacement and a batched field."""
-    target, placeholder, *marks = (tok[mark] for mark in MARKS[name])
-    text = replace(literal(target, tok["a"]))
-    inserted = [insert(at="start"), insert(after=tok["<s>"])]
-    one = draw(st.sampled_from([replace(target), text, already_expanded(), *inserted]))
-    both = isinstance(one, Replace) and draw(st.booleans())
-    least = draw(st.integers(1, 3))
-    most = draw(st.integers(least, 4))
-    # a longer item need not have more placeholders
-    rows = Tensor((between(least, most), 2), largest=[(n, 2) for n in range(least, most + 1)])
-    marked = Tensor((1,), "int64", bound=between(0, item.body.length - 1))
-    of_parts = draw(st.booleans())
-    of = item.body if of_parts else item
-    length = of.length
-    data, count, common = f"{name}_data", f"{name}_length", f"{name}_common"
-    fields_of = {
-        "batched": {data: batched()},
-        "flat": {data: flat(length)},
-        "derived": {count: derived(length, dtype="int64"), data: flat(fields[count])},
-        "shared": {data: batched(), common: constant(cfg.two, dtype="int32")},
-    }
-    layout: Layout = build(
-        draw(trees(known=LENGTHS, sequences=[("cfg", "rows")])),
-        mark=lambda _: embed(placeholder),
-        token=lambda value: literal(marks[isinstance(value, int)]),
-        roots={"cfg": cfg, "item": of},
-    )
-    parts = fields_of[draw(st.sampled_from([*fields_of]))]
-    join = torch.cat if isinstance(parts[data], Flat) else list
-    return Modality(
-        name,
-        item=Record(body=rows, marked=marked, word=Text(most=3)) if of_parts else rows,
-        # an item has at least one placeholder
-        layout=embed(placeholder) + layout,
-        update=[text, replace(target)] if both else one,
-        fields=parts,
-        process=lambda values, scope: {data: join([one["body"] if of_parts else one for one in values])},
-        embeds=not any(leaf.root == "item" for leaf in layout.dependencies()) and draw(st.booleans()),
-    )
+# -- specs -------------------------------------------------------------------------------------------------------------
 
 
 @st.composite
 def specs(draw: Any) -> ModelSpec:
-    """Specs of one or two modalities."""
-    modalities = [draw(_modality(name)) for name in NAMES[: draw(st.integers(1, 2))]]
-    return ModelSpec("made_up", *modalities, prompt=ending_with(tok["</s>"]) if draw(st.booleans()) else None)
+    """Draw a spec of one or two modalities. Shrinks towards one simple modality."""
+    count = draw(st.integers(1, 2))
+    modalities = []
+    for name in list(MARKS)[:count]:
+        modalities.append(draw(_modality(name)))
+    prompt = None
+    if draw(st.booleans()):
+        prompt = ending_with(tok["</s>"])
+    return ModelSpec("made_up", *modalities, prompt=prompt)
+
+
+@st.composite
+def _modality(draw: Any, name: str) -> Modality:
+    """Draw a modality. Shrinks towards one fixed size, one placeholder, replacement and a batched field."""
+    update = draw(_update(name))
+    rows = draw(_rows())
+    is_record = draw(st.booleans())
+    # the expression that gives the rows of an item
+    body = item.body if is_record else item
+    layout = draw(_layout(name, body))
+    fields_of_modality = draw(_fields(name, body.length))
+    takes_embeds = not _depends_on_item(layout) and draw(st.booleans())
+    return Modality(
+        name,
+        item=_make_record(rows) if is_record else rows,
+        # an item has at least one placeholder
+        layout=embed(tok[MARKS[name].placeholder]) + layout,
+        update=update,
+        fields=fields_of_modality,
+        process=_make_process(f"{name}_data", fields_of_modality, is_record),
+        embeds=takes_embeds,
+    )
+
+
+@st.composite
+def _update(draw: Any, name: str) -> Any:
+    """Draw the update of a modality; where it replaces, perhaps with a second target. Shrinks towards replacement."""
+    target = tok[MARKS[name].target]
+    text = replace(literal(target, tok["a"]))
+    inserted = [insert(at="start"), insert(after=tok["<s>"])]
+    update = draw(st.sampled_from([replace(target), text, already_expanded()] + inserted))
+    if isinstance(update, Replace) and draw(st.booleans()):
+        return [text, replace(target)]
+    return update
+
+
+@st.composite
+def _rows(draw: Any) -> Tensor:
+    """Draw an item type of some rows. Shrinks towards one row."""
+    least = draw(st.integers(1, 3))
+    most = draw(st.integers(least, 4))
+    # all sizes may be the largest: a longer item need not have more placeholders
+    largest = [(count, 2) for count in range(least, most + 1)]
+    return Tensor((between(least, most), 2), largest=largest)
+
+
+def _make_record(rows: Tensor) -> Record:
+    """Return an item type of rows, a mark on one of them, and a word."""
+    marked = Tensor((1,), "int64", bound=between(0, item.body.length - 1))
+    return Record(body=rows, marked=marked, word=Text(most=3))
+
+
+@st.composite
+def _layout(draw: Any, name: str, body: Any) -> Layout:
+    """Draw a layout of a modality. Shrinks towards one literal token."""
+    marks = MARKS[name]
+
+    def make_placeholder(value: Any) -> Layout:
+        return embed(tok[marks.placeholder])
+
+    def make_literal(value: Any) -> Layout:
+        if isinstance(value, int):
+            return literal(tok[marks.closing])
+        return literal(tok[marks.opening])
+
+    tree = draw(trees(known=LENGTHS, sequences=[("cfg", "rows")]))
+    layout: Layout = build(tree, mark=make_placeholder, token=make_literal, roots={"cfg": cfg, "item": body})
+    return layout
+
+
+def _depends_on_item(layout: Layout) -> bool:
+    return any(leaf.root == "item" for leaf in layout.dependencies())
+
+
+@st.composite
+def _fields(draw: Any, name: str, length: Any) -> dict[str, Any]:
+    """Draw the fields of a modality. Shrinks towards a batched field."""
+    data = f"{name}_data"
+    count = f"{name}_length"
+    choices: list[dict[str, Any]] = [
+        {data: batched()},
+        {data: flat(length)},
+        {count: derived(length, dtype="int64"), data: flat(fields[count])},
+        {data: batched(), f"{name}_common": constant(cfg.two, dtype="int32")},
+    ]
+    return draw(st.sampled_from(choices))
+
+
+def _make_process(data: str, declared: dict[str, Any], is_record: bool) -> Any:
+    """Return a process function that puts the rows of all items into one field."""
+
+    def process(values: Any, scope: Any) -> dict[str, Any]:
+        rows = [value["body"] if is_record else value for value in values]
+        if isinstance(declared[data], Flat):
+            return {data: torch.cat(rows)}
+        return {data: rows}
+
+    return process

@@ -15,26 +15,36 @@ ONES = torch.ones(2, 3)
 
 
 def plain(*others: Modality, prompt: Any = None, **changes: Any) -> ModelSpec:
-    """(2, 3) tensors, two `<pad>` each, in place of `<frame>`; with changes, and beside other modalities."""
-    return ModelSpec("plain", frames(**{"embeds": False, **changes}), *others, prompt=prompt)
+    """Return a spec of (2, 3) tensors, two `<pad>` each, in place of `<frame>`.
+
+    Args:
+        others: further modalities.
+        prompt: the spec's `prompt`.
+        changes: of the declaration of the tensors.
+    """
+    changes.setdefault("embeds", False)
+    return ModelSpec("plain", frames(**changes), *others, prompt=prompt)
 
 
 def processor(spec: ModelSpec, **options: Any) -> Any:
-    """The processor that vLLM makes of a spec's classes, in a server with these options."""
-    return processors.make_processor(
-        spec.classes, processors.load_config_for_spec(checkpoint(), **options) if options else _config()
-    )
+    """Return the processor that vLLM makes of a spec's classes, in a server with these options."""
+    if options:
+        config = processors.load_config_for_spec(checkpoint(), **options)
+    else:
+        config = _load_config()
+    return processors.make_processor(spec.classes, config)
 
 
 @functools.cache
-def _config() -> Any:
+def _load_config() -> Any:
     return processors.load_config_for_spec(checkpoint())
 
 
 def ids(words: str) -> list[int]:
+    """Return the ids of words."""
     return [ID[word] for word in words.split()]
 
 
 def run(instance: Any, words: str, data: Any, **options: Any) -> vllm_path.Outcome:
-    """One request, as vLLM's renderer hands it to a processor."""
+    """Run a request through a processor, as vLLM's renderer does."""
     return vllm_path.run(instance, ids(words), data, **options)
