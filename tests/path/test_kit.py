@@ -21,19 +21,21 @@ from mmkit import testing
 from mmkit.testing import ImageSample, Subject
 from tests.oracles import SYSTEMS, hand_written
 
-Started = Callable[..., tuple[int, str]]
+# runs pytest with some arguments, and returns its exit code and its output
+RunPytest = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def start_pytest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Started:
-    """Exit code and output of pytest in an empty folder; in this process, which has vLLM already."""
+def run_pytest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> RunPytest:
+    """Return a function that runs pytest in an empty folder, in this process, which has vLLM already."""
 
-    def start(*arguments: str) -> tuple[int, str]:
+    def run(*arguments: str) -> tuple[int, str]:
         monkeypatch.chdir(tmp_path)
         code = pytest.main([*arguments, "-p", "no:cacheprovider", "-p", "no:faulthandler"])
-        return code, "".join(capfd.readouterr())
+        output = capfd.readouterr()
+        return code, output.out + output.err
 
-    return start
+    return run
 
 
 def test_a_report_tells_what_does_not_apply() -> None:
@@ -43,8 +45,7 @@ def test_a_report_tells_what_does_not_apply() -> None:
     assert "  not applicable: needs the model: say model=True\n  1 held, 0 violated, 2 neither" in str(report)
 
 
-def test_parametrize(tmp_path: Path, start_pytest: Started) -> None:
-    """One test per law with its name as id; an expected failure that does not fail is one."""
+def test_the_decorator_makes_a_test_of_each_law_and_strict_xfails(tmp_path: Path, run_pytest: RunPytest) -> None:
     test = tmp_path / "test_laws.py"
     test.write_text(f"""
 import mmkit.testing
@@ -54,7 +55,7 @@ from examples.terra.spec import TERRA
 def test_laws(check):
     check()
 """)
-    code, output = start_pytest(str(test), "-v", "-rA", "-k", "ranges or cache or text")
+    code, output = run_pytest(str(test), "-v", "-rA", "-k", "ranges or cache or text")
     assert code == 1, output
     assert "PASSED" in output
     assert "test_laws[ranges]" in output
@@ -62,7 +63,7 @@ def test_laws(check):
     assert re.search(r"1 failed, 1 passed, 1 skipped, \d+ deselected", output), output
 
 
-def test_a_broken_kit_is_an_error_that_no_xfail_takes(tmp_path: Path, start_pytest: Started) -> None:
+def test_a_broken_kit_is_an_error_that_no_xfail_takes(tmp_path: Path, run_pytest: RunPytest) -> None:
     test = tmp_path / "test_broken.py"
     test.write_text("""
 import pytest
@@ -72,82 +73,89 @@ import mmkit.testing
 def test_broken():
     raise mmkit.testing.KitError("broken")
 """)
-    code, output = start_pytest(str(test), "-q")
+    code, output = run_pytest(str(test), "-q")
     assert code == 1
     assert "1 error in" in output
     assert "xfailed" not in output
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["examples.terra.spec:TERRA"], "ERROR: --mmkit: expected --mmkit-model DIR beside it, got none."),
-        (["json:loads", "--mmkit-model", str(CHECKPOINT)], "json:loads: expected a ModelSpec, got a function."),
-    ],
-)
-def test_bad_options_are_refused_in_one_sentence(options: list[str], sentence: str, start_pytest: Started) -> None:
-    code, output = start_pytest("--mmkit", *options)
+def test_the_option_without_a_folder_is_refused_in_one_sentence(run_pytest: RunPytest) -> None:
+    code, output = run_pytest("--mmkit", "examples.terra.spec:TERRA")
     assert code != 0
-    assert sentence in output.splitlines()
+    assert "ERROR: --mmkit: expected --mmkit-model DIR beside it, got none." in output.splitlines()
+
+
+def test_what_is_no_spec_is_refused_in_one_sentence(run_pytest: RunPytest) -> None:
+    code, output = run_pytest("--mmkit", "json:loads", "--mmkit-model", str(CHECKPOINT))
+    assert code != 0
+    assert "json:loads: expected a ModelSpec, got a function." in output.splitlines()
 
 
 def test_the_plugin_costs_other_test_runs_nothing() -> None:
-    """pytest imports it at every start."""
-    code = "import sys, pytest_mmkit; print(sorted({'torch', 'vllm', 'mmkit'} & {*sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    """Importing it, as pytest does at every start, imports none of the heavy modules."""
+    code = "import sys, pytest_mmkit; print(sorted({'torch', 'vllm', 'mmkit'} & set(sys.modules)))"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"
 
 
 # -- processors unlike those of mmkit ----------------------------------------------------------------------------------
 
-
-def breaking(image: torch.Tensor) -> torch.Tensor:
-    """A mistake: it cannot read what begins brightly."""
-    if image[0, 0, 0] > 0:
-        raise RuntimeError("too bright")
-    return image
+Values = Callable[[list[torch.Tensor]], list[Any]]
 
 
-FOREIGN: dict[str, tuple[Any, dict[str, str]]] = {
-    # vLLM's LLaVA expands an expanded prompt again
-    "numpy arrays as fields": (
-        lambda images: [*map(np.asarray, images)],
-        {"ranges": "holds$", "independence": "holds$", "round_trip": "holds$", "idempotence": r"violated: \d+ ids be"},
-    ),
-    "one-shot iterators": (
-        lambda images: [iter(image) for image in images],
-        {
-            "ranges": "holds$",
-            "round_trip": "violated: .*: a one-shot iterator, which caches and batches read more than once",
-        },
-    ),
-    "an exception of the processor": (
-        lambda images: [*map(breaking, images)],
-        {"ranges": r"violated: RuntimeError: too bright\n +in the processing of image: \[ImageSample\("},
-    ),
-}
-"""Of each: the values of its field, made of the right ones, and what the laws say."""
+def check_llava(change_pixels: Values) -> dict[str, str]:
+    """Check vLLM's own LLaVA with other pixels, and return the sentence of each law.
 
+    Args:
+        change_pixels: a function of the pixels of all items.
+    """
+    correct = hand_written("llava")
 
-@pytest.mark.parametrize("name", FOREIGN)
-def test_verdicts(name: str) -> None:
-    """vLLM's own LLaVA, whose pixels are others."""
-    values, said = FOREIGN[name]
-    theirs = hand_written("llava")
-
-    class Foreign(type(theirs)):
-        def _apply_hf_processor_main(self, *given: Any, **named: Any) -> Any:
-            done = super()._apply_hf_processor_main(*given, **named)
-            if "pixel_values" in done:
-                done["pixel_values"] = values(list(done["pixel_values"]))
-            return done
+    class Foreign(type(correct)):
+        def _apply_hf_processor_main(self, *arguments: Any, **options: Any) -> Any:
+            result = super()._apply_hf_processor_main(*arguments, **options)
+            if "pixel_values" in result:
+                result["pixel_values"] = change_pixels(list(result["pixel_values"]))
+            return result
 
     images = st.builds(ImageSample, st.integers(0, 3), st.integers(1, 60), st.integers(1, 60))
-    foreign = Foreign(theirs.info, theirs.dummy_inputs)
+    foreign = Foreign(correct.info, correct.dummy_inputs)
     subject = Subject(foreign, {"image": images}, model_dir=SYSTEMS["llava"].checkpoint)
     report = testing.check(subject, examples=10)
     assert not report, "a law is violated"
-    results = {result.law: result for result in report.results}
-    assert all(result.status != "kit error" for result in results.values()), results
-    for law, pattern in said.items():
-        assert re.match(pattern, results[law].sentence), results[law]
+    for result in report.results:
+        assert result.status != "kit error", result
+    return {result.law: result.sentence for result in report.results}
+
+
+def test_numpy_arrays_may_be_fields() -> None:
+    def make_arrays(images: list[torch.Tensor]) -> list[Any]:
+        return [np.asarray(image) for image in images]
+
+    sentences = check_llava(make_arrays)
+    for law in ("ranges", "independence", "round_trip"):
+        assert sentences[law] == "holds"
+    # vLLM's LLaVA expands an expanded prompt again
+    assert re.match(r"violated: \d+ ids be", sentences["idempotence"])
+
+
+def test_one_shot_iterators_are_no_fields() -> None:
+    def make_iterators(images: list[torch.Tensor]) -> list[Any]:
+        return [iter(image) for image in images]
+
+    sentences = check_llava(make_iterators)
+    assert sentences["ranges"] == "holds"
+    sentence = "violated: .*: a one-shot iterator, which caches and batches read more than once"
+    assert re.match(sentence, sentences["round_trip"])
+
+
+def test_an_exception_of_the_processor_is_a_violation_that_shows_the_items() -> None:
+    def raise_at_bright_images(images: list[torch.Tensor]) -> list[Any]:
+        for image in images:
+            if image[0, 0, 0] > 0:
+                raise RuntimeError("too bright")
+        return images
+
+    sentences = check_llava(raise_at_bright_images)
+    sentence = r"violated: RuntimeError: too bright\n +in the processing of image: \[ImageSample\("
+    assert re.match(sentence, sentences["ranges"])

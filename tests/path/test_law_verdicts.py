@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,66 +37,92 @@ from tests.random_specs import write_checkpoint
 from tests.spaced import spaced
 from tests.unit.common import expect_refusal
 
+# Whether there is an example is the question, so none is shrunk.
 UNSHRUNK = settings(phases=[Phase.generate], max_examples=2000, database=None)
-"""Whether there is an example is the question."""
 
 
-@pytest.mark.parametrize(
-    ("kind", "most"),
-    [
-        (Image(largest=(200, 100)), {"width": 200, "height": 100}),
-        (Video(largest=(4, 28, 28)), {"frames": 4, "width": 28, "height": 28}),
-        (Audio(largest=1600, most=3200, rate=16000), {"length": 3200}),
-    ],
-)
-def test_drawn_sizes_reach_both_ends(kind: Any, most: dict[str, int]) -> None:
+def check_that_sizes_are_drawn(kind: ItemType, most: dict[str, int]) -> None:
+    """Find items of the least and of the largest sizes, and of those beside them.
+
+    Args:
+        kind: an item type.
+        most: the largest size in each dimension, by the name of the fact that has it.
+    """
     bound = kind.bind(Scope())
-    drawn = strategies.items(bound)
-
-    def size(sample: Any, name: str) -> int:
-        return getattr(bound.facts(bound.canonical(sample.value(), "item"), 0), name)
-
+    samples = strategies.items(bound)
     for name, last in most.items():
-        for end in (1, 2, last - 1, last):
-            assert find(drawn, lambda sample, name=name, end=end: size(sample, name) == end, settings=UNSHRUNK)
+        for size in (1, 2, last - 1, last):
+            find(samples, has_size(bound, name, size), settings=UNSHRUNK)
 
 
-def nothing_to_say(case: testing.Case) -> None:
-    case.draw_request()
-    reject()
+def has_size(bound: Any, name: str, size: int) -> Callable[[testing.Sample], bool]:
+    """Return whether a sample has a size, as a function of the sample."""
+
+    def check(sample: testing.Sample) -> bool:
+        facts = bound.facts(bound.canonical(sample.value(), "item"), 0)
+        return getattr(facts, name) == size
+
+    return check
 
 
-def rarely(case: testing.Case) -> None:
-    assume(case.draw(st.integers(0, 10**6)) % 97 == 5)
+def test_drawn_images_reach_both_ends_of_their_sizes() -> None:
+    check_that_sizes_are_drawn(Image(largest=(200, 100)), {"width": 200, "height": 100})
 
 
-def breaking(case: testing.Case) -> None:
-    raise RuntimeError("broken")
+def test_drawn_videos_reach_both_ends_of_their_sizes() -> None:
+    check_that_sizes_are_drawn(Video(largest=(4, 28, 28)), {"frames": 4, "width": 28, "height": 28})
 
 
-def of_the_processor(case: testing.Case) -> None:
-    case.draw_request()
-    case.subject.processor.apply(None, None)
+def test_drawn_audio_reaches_both_ends_of_its_length() -> None:
+    check_that_sizes_are_drawn(Audio(largest=1600, most=3200, rate=16000), {"length": 3200})
 
 
-@pytest.mark.parametrize(
-    ("check", "kind", "sentence"),
-    [
-        (nothing_to_say, testing.NotDrawn, r"none of \d+ drawn requests is one about which this law says anything"),
-        (rarely, testing.NotDrawn, r"(holds on \d|none) of \d+ drawn requests"),
-        (breaking, testing.KitError, "none: RuntimeError: broken"),
-        (of_the_processor, testing.Violation, r"none: AttributeError: 'NoneType' object.*\n    in Request\("),
-    ],
-)
-def test_a_law(check: Any, kind: type[Exception], sentence: str) -> None:
+# -- verdicts of a law -------------------------------------------------------------------------------------------------
+
+
+def check_on_plain_spec(check: Callable[[testing.Case], Any]) -> None:
+    """Check a law that is not one of mmkit's."""
     subject = testing.of_spec(plain(), checkpoint())
-    with pytest.raises(kind) as verdict:
-        testing.check_law(testing.Law("none", check), subject, examples=5)
-    assert re.match(sentence, str(verdict.value))
+    testing.check_law(testing.Law("none", check), subject, examples=5)
 
 
-def test_a_field_that_an_option_contradicts() -> None:
-    """Its author states the options, so that the spec is at fault: such a request is no refused one."""
+def test_a_law_that_rejects_all_requests_is_not_drawn() -> None:
+    def reject_all(case: testing.Case) -> None:
+        case.draw_request()
+        reject()
+
+    sentence = r"^none of \d+ drawn requests is one about which this law says anything"
+    with pytest.raises(testing.NotDrawn, match=sentence):
+        check_on_plain_spec(reject_all)
+
+
+def test_a_law_that_rejects_nearly_all_requests_is_not_drawn() -> None:
+    def reject_most(case: testing.Case) -> None:
+        assume(case.draw(st.integers(0, 10**6)) % 97 == 5)
+
+    with pytest.raises(testing.NotDrawn, match=r"^(holds on \d|none) of \d+ drawn requests"):
+        check_on_plain_spec(reject_most)
+
+
+def test_an_exception_of_a_law_is_an_error_of_the_kit() -> None:
+    def break_down(case: testing.Case) -> None:
+        raise RuntimeError("broken")
+
+    with pytest.raises(testing.KitError, match=r"^none: RuntimeError: broken"):
+        check_on_plain_spec(break_down)
+
+
+def test_an_exception_of_the_processor_is_a_violation() -> None:
+    def call_with_nothing(case: testing.Case) -> None:
+        case.draw_request()
+        case.subject.processor.apply(None, None)
+
+    with pytest.raises(testing.Violation, match=r"^none: AttributeError: 'NoneType' object.*\n    in Request\("):
+        check_on_plain_spec(call_with_nothing)
+
+
+def test_a_field_that_contradicts_an_option_of_the_author_is_a_fault_of_the_spec() -> None:
+    """Its author states the options, so that such a request is no refused one."""
 
     def cut(items: Any, scope: Any) -> dict[str, Any]:
         return {"frames": torch.stack(items)[..., : scope.kwargs.get("length")]}
@@ -107,26 +132,33 @@ def test_a_field_that_an_option_contradicts() -> None:
     of_item = "plain.frames, fields['frames']: item 0: expected shape (2, 3) per item, got (2, 2)."
     sentence = f"plain, mm_processor_kwargs: {of_item}"
     where = "\n    in the processing of frames: …, mm_processor_kwargs {'length': 2}"
-    law = partial(testing.check_law, examples=20)
-    expect_refusal(testing.Violation, f"cache: OptionsError: {sentence}{where}", law, "cache", subject)
+
+    def check_cache() -> None:
+        testing.check_law("cache", subject, examples=20)
+
+    expect_refusal(testing.Violation, f"cache: OptionsError: {sentence}{where}", check_cache)
 
 
-def test_embeddings_that_a_registered_processor_refuses() -> None:
-    samples = {"actions": strategies.items(testing.of_spec(TERRA, CHECKPOINT).plan.modalities["actions"].item)}
-    with pytest.raises(
-        testing.NotApplicable, match=r"^embeddings are refused: terra\.actions\[0\]: expected a \(6, 3\) "
-    ):
-        testing.check_law("embeds", testing.of_registered(CHECKPOINT, samples=samples), examples=5)
+def test_the_law_of_embeddings_does_not_apply_where_a_registered_processor_refuses_them() -> None:
+    terra = testing.of_spec(TERRA, CHECKPOINT)
+    samples = {"actions": strategies.items(terra.plan.modalities["actions"].item)}
+    subject = testing.of_registered(CHECKPOINT, samples=samples)
+    sentence = r"^embeddings are refused: terra\.actions\[0\]: expected a \(6, 3\) "
+    with pytest.raises(testing.NotApplicable, match=sentence):
+        testing.check_law("embeds", subject, examples=5)
 
 
-def test_items_without_a_strategy() -> None:
-    class Odd(ItemType):
-        expected = "something odd"
+def test_items_of_an_unknown_type_need_a_strategy() -> None:
+    class Unknown(ItemType):
+        expected = "something unknown"
 
-    sentence = "items(): expected one of mmkit's item types, got Odd. Give samples= a strategy for its modality."
-    expect_refusal(TypeError, sentence, strategies.items, Odd())
+    sentence = "items(): expected one of mmkit's item types, got Unknown. Give samples= a strategy for its modality."
+    expect_refusal(TypeError, sentence, strategies.items, Unknown())
 
 
+# -- a prompt that becomes ids again -----------------------------------------------------------------------------------
+
+# The target is a text, as in many models of the first years.
 GRAPHS = ModelSpec(
     "graphs",
     Modality(
@@ -137,34 +169,45 @@ GRAPHS = ModelSpec(
         fields={"graph": batched()},
     ),
 )
-"""Its target is a text, as in many models of the first years."""
 
 
-class Again(GRAPHS.classes.processor):  # type: ignore[misc]
+class TextAndBack(GRAPHS.classes.processor):  # type: ignore[misc]
     """Makes a text of every prompt with items, and ids of it again."""
 
     def render(self, request: Any, *timer: Any) -> Any:
         result = super().render(request, *timer)
-        ids, places = result["prompt_token_ids"], result["mm_placeholders"]["graph"]
+        ids = result["prompt_token_ids"]
+        places = result["mm_placeholders"]["graph"]
         tokenizer = self.info.get_tokenizer()
-        again = tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False)
-        shift = again.index(ids[places[0].offset]) - places[0].offset
-        moved = [replace(place, offset=place.offset + shift) for place in places]
-        for place, moved_place in zip(places, moved, strict=True):
+        new_ids = tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False)
+        first = places[0].offset
+        shift = new_ids.index(ids[first]) - first
+        moved = []
+        for place in places:
+            offset = place.offset + shift
             layout = ids[place.offset : place.offset + place.length]
-            if again[moved_place.offset : moved_place.offset + place.length] != layout:
+            if new_ids[offset : offset + place.length] != layout:
                 reject()
-        return {**result, "prompt_token_ids": again, "mm_placeholders": {"graph": moved}}
+            moved.append(replace(place, offset=offset))
+        return {**result, "prompt_token_ids": new_ids, "mm_placeholders": {"graph": moved}}
 
 
-def test_a_prompt_that_becomes_ids_again_is_seen(tmp_path: Path) -> None:
-    """By the law of texts, with a tokenizer like that of Llama 2; the spec's own processor holds the laws."""
+@pytest.fixture(scope="module")
+def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a checkpoint with a tokenizer like that of Llama 2, which puts a space before each word."""
+    folder = tmp_path_factory.mktemp("llama")
     tokenizer = spaced("always")
-    tokenizer.save_pretrained(tmp_path)
-    folder = write_checkpoint(tmp_path, (), (), vocab_size=len(tokenizer), architectures=["MmkitMadeUp"])
-    own = testing.of_spec(GRAPHS, folder)
-    for law in ("text", "ranges", "idempotence", "refusal"):
-        testing.check_law(law, own, examples=scaled(40))
-    changed = testing.of_spec(GRAPHS, folder, classes=GRAPHS.classes._replace(processor=Again))
+    tokenizer.save_pretrained(folder)
+    return write_checkpoint(folder, (), (), vocab_size=len(tokenizer), architectures=["MmkitMadeUp"])
+
+
+@pytest.mark.parametrize("law", ["text", "ranges", "idempotence", "refusal"])
+def test_a_target_that_is_a_text_holds_the_laws(law: str, llama_folder: Path) -> None:
+    testing.check_law(law, testing.of_spec(GRAPHS, llama_folder), examples=scaled(40))
+
+
+def test_a_prompt_that_becomes_text_and_ids_again_violates_the_law_of_texts(llama_folder: Path) -> None:
+    classes = GRAPHS.classes._replace(processor=TextAndBack)
+    subject = testing.of_spec(GRAPHS, llama_folder, classes=classes)
     with pytest.raises(testing.Violation, match="text: outside its items the prompt has"):
-        testing.check_law("text", changed, examples=200)
+        testing.check_law("text", subject, examples=200)
