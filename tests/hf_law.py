@@ -7,14 +7,11 @@ of text; `unexpand` gives the prompt back. What one refuses, the other does, too
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from examples import series, terra
 from examples.series.spec import WAVES
 from examples.terra.spec import TERRA
-from mmkit import ModelSpec
 from mmkit.plan.encoder_rows import rows_field
 from mmkit.testing import Request, Subject, of_spec, vllm_model, vllm_path
 from mmkit.testing.differences import find_difference
@@ -22,99 +19,172 @@ from mmkit.testing.strategies import for_each
 from mmkit.training import Processor
 
 
-def processor_of(subject: Subject) -> Processor:
-    """The processor for transformers of a subject, from the same checkpoint and with the same options."""
-    from vllm.transformers_utils import processor, processors
+class Counts(NamedTuple):
+    """The numbers of drawn requests that both processors take, and that both refuse."""
 
+    accepted: int
+    refused: int
+
+
+def check(subject: Subject, examples: int) -> Counts:
+    """Compare both processors of a subject on drawn requests.
+
+    Raises:
+        AssertionError: they differ.
+    """
+    processor = make_processor(subject)
+    tokenizer = subject.processor.info.ctx.tokenizer
+    accepted = 0
+    refused = 0
+
+    def compare_drawn(request: Request) -> None:
+        nonlocal accepted, refused
+        if compare(processor, subject, request.prompt, request):
+            accepted += 1
+        else:
+            refused += 1
+        if tokenizer is not None:
+            compare(processor, subject, tokenizer.decode(request.prompt), request)
+
+    for_each(subject.requests(), compare_drawn, max_examples=examples, database=None)
+    return Counts(accepted, refused)
+
+
+def make_processor(subject: Subject) -> Processor:
+    """Make the processor for transformers of a subject, from the same checkpoint and with the same options."""
     info = subject.processor.info
-    inner = None
-    named = getattr(processor, "get_processor_cls_name_from_config", lambda folder: None)  # none up to 0.16
-    if hasattr(processors, named(str(subject.model_dir)) or ""):
-        inner = info.get_hf_processor()  # transformers has none
+    hf_processor = None
+    if _only_vllm_has_processor(subject):
+        hf_processor = info.get_hf_processor()
     return info.spec.hf_processor_class.from_pretrained(
         subject.model_dir,
         trust_remote_code=info.ctx.model_config.trust_remote_code,
-        hf_processor=inner,
+        hf_processor=hf_processor,
         dtype=info.ctx.model_config.dtype,
         mm_processor_kwargs=info.merged_kwargs({}),
     )
 
 
+def _only_vllm_has_processor(subject: Subject) -> bool:
+    """Return whether the Hugging Face processor of a checkpoint is in vLLM, and not in transformers."""
+    from vllm.transformers_utils import processor, processors
+
+    find_name = getattr(processor, "get_processor_cls_name_from_config", None)
+    if find_name is None:  # up to 0.16
+        return False
+    name = find_name(str(subject.model_dir))
+    return bool(name) and hasattr(processors, name)
+
+
+# -- the comparison of one request -------------------------------------------------------------------------------------
+
+
 def compare(processor: Processor, subject: Subject, prompt: Any, request: Request) -> bool:
-    """Compare what both make of a prompt; False where both refuse it.
+    """Compare what both processors make of a prompt with the items of a request.
+
+    Returns:
+        False where both refuse it.
 
     Raises:
         AssertionError: they differ.
     """
     data = request.data()
-    served, refused = _outcome(lambda: vllm_path.run(subject.processor, prompt, data))
     argument = "text" if isinstance(prompt, str) else "input_ids"
-    batch, refused_too = _outcome(lambda: processor(**{argument: prompt}, **data))
-    told = f"vLLM: {refused or 'taken'}\nprocessor: {refused_too or 'taken'}"
-    assert bool(refused) == bool(refused_too), told
-    if refused:
+
+    def serve() -> Any:
+        return vllm_path.run(subject.processor, prompt, data)
+
+    def process() -> Any:
+        return processor(**{argument: prompt}, **data)
+
+    served = _run_or_refuse(serve)
+    batch = _run_or_refuse(process)
+    verdicts = f"vLLM: {_describe(served)}\nprocessor: {_describe(batch)}"
+    assert isinstance(served, str) == isinstance(batch, str), verdicts
+    if isinstance(served, str):
         return False
-    same(served.ids, batch["input_ids"][0].tolist(), "ids")
-    ranges: dict[str, list[Any]] = {}
-    (placements,) = batch["placeholders"]
-    takes: list[int] = []
-    for at in placements:
-        mask = tuple(map(bool, at.tokens.mask))
-        takes += [at.start + i for i, embeds in enumerate(mask) if embeds]
-        ranges.setdefault(at.modality, []).append((at.start, len(mask), mask))
-    same(served.ranges, ranges, "ranges")
-    same(takes, batch["mm_token_type_ids"][0].nonzero().flatten().tolist(), "mm_token_type_ids")
-    for name, own in processor.plan.preview(prompt, data).fields.items():
-        sent = [{key: part[key] for key in served.fields[name][0]} for part in own]
-        same(served.fields[name], sent, f"fields of {name}")
+    _compare_placements(served, batch)
+    _compare_fields(processor, served, prompt, data)
     for name, items in served.items.items():
-        (received,) = vllm_model.batch_items(items)
-        received = {key: value for key, value in received.items() if key != rows_field(name)}
-        own = {key: batch[key] for key in received}
-        same(received, own, f"what the model receives of {name}")
-    plan = processor.plan
-    written = plan.unexpand(served.ids, data)
-    same(served.ids, plan.expand(written, data), "what unexpand makes, expanded")
-    if argument == "input_ids" and plan.spec.prompt is None:
-        same(prompt, written, "what unexpand makes")
+        _compare_model_inputs(name, items, batch)
+    _compare_unexpanded(processor, served, prompt, data)
     return True
 
 
-def same(served: Any, processed: Any, where: str) -> None:
-    """Refuse what differs, vLLM's first."""
-    assert not (difference := find_difference(served, processed, where)), difference
-
-
-def _outcome(run: Callable[[], Any]) -> tuple[Any, str]:
-    """What comes of a request, or the sentence with which it is refused."""
+def _run_or_refuse(run: Callable[[], Any]) -> Any:
+    """Return what comes of a request, or the sentence with which it is refused."""
     try:
-        return run(), ""
+        return run()
     except ValueError as error:
-        return None, str(error)
+        return str(error)
 
 
-def check(subject: Subject, examples: int) -> tuple[int, int]:
-    """Compare drawn requests. Returns how many both take, and how many both refuse."""
-    processor, tokenizer = processor_of(subject), subject.processor.info.ctx.tokenizer
-    counts = [0, 0]
-
-    def drawn(request: Request) -> None:
-        counts[not compare(processor, subject, request.prompt, request)] += 1
-        if tokenizer is not None:
-            compare(processor, subject, tokenizer.decode(request.prompt), request)
-
-    for_each(subject.requests(), drawn, max_examples=examples, database=None)
-    return counts[0], counts[1]
+def _describe(result: Any) -> str:
+    return result if isinstance(result, str) else "accepted"
 
 
-def _example(package: ModuleType, spec: ModelSpec) -> Subject:
-    """Of the package's committed checkpoint."""
-    package.register()
-    return of_spec(spec, package.CHECKPOINT)
+def assert_equal(served: Any, processed: Any, where: str) -> None:
+    """Fail if two values differ; vLLM's is the first."""
+    difference = find_difference(served, processed, where)
+    assert not difference, difference
 
 
-EXAMPLES: Mapping[str, Callable[[], Subject]] = {
-    "terra": partial(_example, terra, TERRA),
-    "series": partial(_example, series, WAVES),
-}
-"""Subjects of models that vLLM's authors did not write."""
+def _compare_placements(served: vllm_path.Outcome, batch: Any) -> None:
+    """Compare the ids, the ranges of the items, and the positions that receive rows."""
+    assert_equal(served.ids, batch["input_ids"][0].tolist(), "ids")
+    ranges: dict[str, list[Any]] = {}
+    embed_positions: list[int] = []
+    (placements,) = batch["placeholders"]
+    for placement in placements:
+        mask = tuple(bool(flag) for flag in placement.tokens.mask)
+        ranges.setdefault(placement.modality, []).append((placement.start, len(mask), mask))
+        for index, embeds in enumerate(mask):
+            if embeds:
+                embed_positions.append(placement.start + index)
+    assert_equal(served.ranges, ranges, "ranges")
+    in_types = batch["mm_token_type_ids"][0].nonzero().flatten().tolist()
+    assert_equal(embed_positions, in_types, "mm_token_type_ids")
+
+
+def _compare_fields(processor: Processor, served: vllm_path.Outcome, prompt: Any, data: Any) -> None:
+    """Compare the fields of each item; the preview of a plan also has those that do not reach the model."""
+    for name, previewed in processor.plan.preview(prompt, data).fields.items():
+        names = list(served.fields[name][0])
+        fields = []
+        for of_item in previewed:
+            fields.append({key: of_item[key] for key in names})
+        assert_equal(served.fields[name], fields, f"fields of {name}")
+
+
+def _compare_model_inputs(name: str, items: list[Any], batch: Any) -> None:
+    """Compare the arguments with which a model is called for the items of a modality."""
+    (arguments,) = vllm_model.batch_items(items)
+    received = dict(arguments)
+    received.pop(rows_field(name), None)
+    in_batch = {key: batch[key] for key in received}
+    assert_equal(received, in_batch, f"what the model receives of {name}")
+
+
+def _compare_unexpanded(processor: Processor, served: vllm_path.Outcome, prompt: Any, data: Any) -> None:
+    """Compare the prompt that `unexpand` makes of the expanded one with the caller's."""
+    plan = processor.plan
+    unexpanded = plan.unexpand(served.ids, data)
+    assert_equal(served.ids, plan.expand(unexpanded, data), "what unexpand makes, expanded")
+    if not isinstance(prompt, str) and plan.spec.prompt is None:
+        assert_equal(prompt, unexpanded, "what unexpand makes")
+
+
+# -- subjects of models that vLLM's authors did not write --------------------------------------------------------------
+
+
+def open_terra() -> Subject:
+    terra.register()
+    return of_spec(TERRA, terra.CHECKPOINT)
+
+
+def open_series() -> Subject:
+    series.register()
+    return of_spec(WAVES, series.CHECKPOINT)
+
+
+EXAMPLES: Mapping[str, Callable[[], Subject]] = {"terra": open_terra, "series": open_series}

@@ -24,7 +24,7 @@ def test_a_checkpoint_that_was_saved_with_its_processor_is_served(tmp_path: Path
     spec = system.load_spec()
     shutil.copytree(system.checkpoint, tmp_path, dirs_exist_ok=True)
     before = of_spec(spec, tmp_path)
-    saved = hf_law.processor_of(before)
+    saved = hf_law.make_processor(before)
     saved.save_pretrained(tmp_path)
     after = of_spec(spec, tmp_path)
     data = {"image": [ImageSample(0, 40, 30).value()]}
