@@ -1,5 +1,6 @@
-"""Requests in vLLM's processing path that no law draws: what is refused there, processing by parts that the spec
-names, and hashes and names of items.
+"""Requests in vLLM's processing path that no law draws.
+
+They are about what is refused there, processing by parts that the spec names, and hashes and names of items.
 
 Placement, ranges, containers, caches and round trips hold of every random spec (test_random_specs.py), of every spec of
 the gallery (test_gallery.py) and of the correct bases (test_planted_bugs.py); what a plan refuses is in tests/unit.
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
@@ -52,34 +52,85 @@ from tests.path.plain import ONES, ids, plain, processor, run
 from tests.path.planted.base import HIDDEN, MIXED, series
 
 FRAME = {"frames": ONES}
+SERIES = {"series": torch.ones(1, 2)}
+MISSING_FRAME = {"frames": [None]}
 ROWS = torch.ones(2, HIDDEN)
 
 
-def caches(instance: Any, capacity: float = 0.01, pair: bool = False) -> vllm_path.Caches:
-    return vllm_path.Caches(instance, capacity, pair=pair)
+def make_caches(instance: Any, *, pair: bool = False) -> vllm_path.Caches:
+    return vllm_path.Caches(instance, 0.01, pair=pair)
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(params=["cached", "uncached"])
+def is_cached(request: pytest.FixtureRequest) -> bool:
+    """Whether requests go through a processor cache."""
+    return request.param == "cached"
+
+
+def check_refusal(
+    sentence: str, is_cached: bool, spec: ModelSpec, words: str = "<frame>", data: Any = FRAME, **options: Any
+) -> None:
+    """Run a request, and check the sentence with which it is refused.
+
+    Args:
+        sentence: what the message begins with, after the name of the spec.
+        is_cached: the request goes through a processor cache.
+        spec: the spec, named plain.
+        words: the prompt.
+        data: the items.
+        options: of `run`.
+    """
+    instance = processor(spec, enable_mm_embeds=True)
+    caches = make_caches(instance) if is_cached else None
+    with pytest.raises(InputError, match=f"^plain.{re.escape(sentence)}"):
+        run(instance, words, data, caches=caches, **options)
+
+
+def test_a_uuid_that_is_no_string_is_refused(is_cached: bool) -> None:
+    sentence = "frames[0]: expected a string in multi_modal_uuids, got int 5."
+    check_refusal(sentence, is_cached, plain(), uuids={"frames": [5]})
+
+
+NO_SUCH_ITEM = "frames[0]: expected a (2, 3) float32 tensor, got None, and no such item in the cache. Send the "
+
+
+def test_an_item_that_is_none_is_refused(is_cached: bool) -> None:
+    check_refusal(NO_SUCH_ITEM, is_cached, plain(), data=MISSING_FRAME)
+
+
+def test_an_unknown_uuid_without_an_item_is_refused(is_cached: bool) -> None:
+    check_refusal(NO_SUCH_ITEM, is_cached, plain(), data=MISSING_FRAME, uuids={"frames": ["n"]})
+
+
+def test_two_targets_at_one_place_are_one(is_cached: bool) -> None:
+    """vLLM's own search in the text would find both targets at the one place."""
+    spec = plain(
+        series(update=insert(at="start")),
+        update=[replace(literal(tok["<frame>"], tok["a"])), replace(tok["<frame>"])],
+    )
+    sentence = "frames: expected 2 targets '<frame> a' in the prompt for 2 items, got 1. "
+    check_refusal(sentence, is_cached, spec, "<frame> a", {"frames": [ONES, ONES], **SERIES})
+
+
 class Padded:
-    """A processor that pads to the longest item, adds a dimension for the batch, and takes no large values."""
+    """A Hugging Face processor that pads to the longest item, adds a dimension for the batch, and takes no large
+    values."""
 
     def __call__(self, frames: Any, scale: int = 1, return_tensors: str = "pt") -> dict[str, Any]:
-        if max(float(value.max()) for value in frames) > 9:
-            raise OverflowError("too large")
-        padded = torch.nn.utils.rnn.pad_sequence([scale * value for value in frames], batch_first=True)
-        return {"padded": padded[None], "lengths": torch.tensor([[len(value)] for value in frames])}
+        for value in frames:
+            if float(value.max()) > 9:
+                raise OverflowError("too large")
+        scaled = [scale * value for value in frames]
+        padded = torch.nn.utils.rnn.pad_sequence(scaled, batch_first=True)
+        lengths = torch.tensor([[len(value)] for value in frames])
+        return {"padded": padded[None], "lengths": lengths}
 
 
-def incomplete(items: Any = (), return_tensors: str = "pt") -> Any:
-    raise KeyError("a table that is missing")
-
-
-def picky(items: Any, scope: Any) -> Any:
-    if float(items[0].sum()) > 7:
-        raise AssertionError("too much")
-    return {"frames": items}
+def make_padded(scope: Any) -> Padded:
+    return Padded()
 
 
 PADDED = plain(
@@ -90,50 +141,24 @@ PADDED = plain(
         "lengths": batched(hidden=True, dtype="int64"),
         "frames": flat(fields.lengths[0], value=fields.padded[0]),
     },
-    process=hf(lambda s: Padded(), one_by_one=True, kwargs={"scale": 2}),
+    process=hf(make_padded, one_by_one=True, kwargs={"scale": 2}),
 )
-AS_TEXT = plain(
-    series(update=insert(at="start")),
-    update=[replace(literal(tok["<frame>"], tok["a"])), replace(tok["<frame>"])],
-)
-NONE, SERIES = {"frames": [None]}, {"series": torch.ones(1, 2)}
-REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("frames[0]: expected a string in multi_modal_uuids, got int 5.", dict(uuids={"frames": [5]})),
-    *(
-        (
-            "frames[0]: expected a (2, 3) float32 tensor, got None, and no such item in the cache. Send the ",
-            dict(data=NONE, uuids=uuids),
-        )
-        for uuids in (None, {"frames": ["n"]})
-    ),
-    # vLLM's own search in the text would find both targets at the one place
-    (
-        "frames: expected 2 targets '<frame> a' in the prompt for 2 items, got 1. ",
-        dict(spec=AS_TEXT, words="<frame> a", data={"frames": [ONES] * 2} | SERIES),
-    ),
-    (
-        "frames: expected items that the Hugging Face processor takes, got OverflowError: too large.",
-        dict(spec=PADDED, data={"frames": 9.5 * ONES}),
-    ),
-    (
-        "frames, mm_processor_kwargs: expected no scale, which the spec fixes, got 3.",
-        dict(spec=PADDED, kwargs={"scale": 3}),
-    ),
-    (
-        " mm_processor_kwargs: plain.frames, layout: kwargs.get('rows', 2): expected a repetition count, ",
-        dict(spec=plain(layout=embed(tok["<pad>"]) * kwargs.get("rows", 2)), kwargs={"rows": "x"}),
-    ),
-]
-"""What a sentence begins with, after the name of the spec; the spec, if not the plain one, and parts of the request."""
 
 
-@pytest.mark.parametrize("cached", [True, False])
-@pytest.mark.parametrize(("sentence", "request_"), REFUSED, ids=[sentence for sentence, _ in REFUSED])
-def test_refused(sentence: str, request_: dict[str, Any], cached: bool) -> None:
-    asked = {"spec": plain(), "words": "<frame>", "data": FRAME, **request_}
-    instance = processor(asked.pop("spec"), enable_mm_embeds=True)
-    with pytest.raises(InputError, match=f"^plain.{re.escape(sentence)}"):
-        run(instance, **asked, caches=caches(instance) if cached else None)
+def test_items_that_the_hugging_face_processor_does_not_take_are_refused(is_cached: bool) -> None:
+    sentence = "frames: expected items that the Hugging Face processor takes, got OverflowError: too large."
+    check_refusal(sentence, is_cached, PADDED, data={"frames": 9.5 * ONES})
+
+
+def test_an_option_that_the_spec_fixes_is_refused(is_cached: bool) -> None:
+    sentence = "frames, mm_processor_kwargs: expected no scale, which the spec fixes, got 3."
+    check_refusal(sentence, is_cached, PADDED, kwargs={"scale": 3})
+
+
+def test_an_option_of_a_wrong_type_is_refused(is_cached: bool) -> None:
+    spec = plain(layout=embed(tok["<pad>"]) * kwargs.get("rows", 2))
+    sentence = " mm_processor_kwargs: plain.frames, layout: kwargs.get('rows', 2): expected a repetition count, "
+    check_refusal(sentence, is_cached, spec, kwargs={"rows": "x"})
 
 
 def test_embeddings_need_to_be_enabled() -> None:
@@ -141,175 +166,287 @@ def test_embeddings_need_to_be_enabled() -> None:
         run(processor(plain(embeds=True)), "<frame>", {"frames": {"frames_embeds": ROWS}})
 
 
-@pytest.mark.parametrize(
-    ("spec", "sentence"),
-    [
-        (
-            plain(process=hf(lambda s: incomplete, inputs={"frames": "items"})),
-            "the largest item .* got KeyError: ",
-        ),
-        (plain(layout=embed(tok["<pad>"]) * proc.size), "proc: expected a checkpoint with a Hugging Face processor, "),
-        (
-            plain(process=hf(lambda s: Padded(), kwargs={"scael": 2})),
-            "the largest item .* keyword argument .scael",
-        ),
-    ],
-)
-def test_a_processor_that_never_works_is_a_mistake_of_the_spec(spec: ModelSpec, sentence: str) -> None:
+# -- mistakes of the spec --------------------------------------------------------------------------------------------
+
+
+def check_spec_error(spec: ModelSpec, sentence: str) -> None:
     with pytest.raises(SpecError, match=sentence):
         run(processor(spec), "<frame>", FRAME)
 
 
-@pytest.mark.parametrize("cached", [True, False])
-def test_an_exception_of_a_process_names_it(cached: bool) -> None:
-    """Also an AssertionError, as vLLM's cache raises it; the items of other requests stay in the cache."""
-    instance = processor(plain(process=picky))
-    known = caches(instance) if cached else None
-    first = run(instance, "<frame>", FRAME, caches=known)
+def test_a_processor_that_never_works_is_a_mistake_of_the_spec() -> None:
+    def process(items: Any = (), return_tensors: str = "pt") -> Any:
+        raise KeyError("a table that is missing")
+
+    def make_process(scope: Any) -> Any:
+        return process
+
+    spec = plain(process=hf(make_process, inputs={"frames": "items"}))
+    check_spec_error(spec, "the largest item .* got KeyError: ")
+
+
+def test_a_missing_hugging_face_processor_is_a_mistake_of_the_spec() -> None:
+    spec = plain(layout=embed(tok["<pad>"]) * proc.size)
+    check_spec_error(spec, "proc: expected a checkpoint with a Hugging Face processor, ")
+
+
+def test_an_option_that_the_processor_lacks_is_a_mistake_of_the_spec() -> None:
+    spec = plain(process=hf(make_padded, kwargs={"scael": 2}))
+    check_spec_error(spec, "the largest item .* keyword argument .scael")
+
+
+def test_an_exception_of_a_process_names_it(is_cached: bool) -> None:
+    """It may be an AssertionError, as vLLM's cache raises it; the items of other requests stay in the cache."""
+
+    def process(items: Any, scope: Any) -> Any:
+        if float(items[0].sum()) > 7:
+            raise AssertionError("too much")
+        return {"frames": items}
+
+    instance = processor(plain(process=process))
+    caches = make_caches(instance) if is_cached else None
+    first = run(instance, "<frame>", FRAME, caches=caches)
     with pytest.raises(SpecError, match=r"^plain\.frames, process: .* got AssertionError: too much\.$"):
-        run(instance, "<frame>", {"frames": 2 * ONES}, caches=known)
-    assert known is None or known.sender.is_cached(first.hashes["frames"]) == [True]
+        run(instance, "<frame>", {"frames": 2 * ONES}, caches=caches)
+    if caches is not None:
+        assert caches.sender.is_cached(first.hashes["frames"]) == [True]
 
 
 # -- prompts that reach no processor ---------------------------------------------------------------------------------
 
 
-def test_prompts_are_guarded_and_rewritten_with_items_and_without() -> None:
-    """Before vLLM's renderer takes them apart, and by the processor, which sees those with items."""
-    instance = processor(plain(prompt=ending_with(tok["</s>"])))
-    after = partial(
-        patches.guard_process_tokens(lambda renderer, prompt: prompt), SimpleNamespace(mm_processor=instance)
-    )
-    assert after({"prompt_token_ids": ids("a b")})["prompt_token_ids"] == ids("a b </s>")
-    for odd in (ids("<frame>"), ids("a <pad>"), [32], [-1], [2.0]):
-        with pytest.raises(InputError, match=r"^plain\."):
-            after({"prompt_token_ids": odd})
+def render_ids(instance: Any, token_ids: list[Any]) -> list[int]:
+    """Return the ids of a prompt without items, as vLLM's renderer with mmkit's guard gives them."""
+
+    def process_tokens(renderer: Any, prompt: Any) -> Any:
+        return prompt
+
+    guarded = patches.guard_process_tokens(process_tokens)
+    renderer = SimpleNamespace(mm_processor=instance)
+    return guarded(renderer, {"prompt_token_ids": token_ids})["prompt_token_ids"]
+
+
+WITH_ENDING = plain(prompt=ending_with(tok["</s>"]))
+
+
+def test_a_prompt_without_items_is_rewritten_by_the_renderer() -> None:
+    assert render_ids(processor(WITH_ENDING), ids("a b")) == ids("a b </s>")
+
+
+@pytest.mark.parametrize("wrong", [ids("<frame>"), ids("a <pad>"), [32], [-1], [2.0]])
+def test_a_prompt_without_items_is_guarded_by_the_renderer(wrong: list[Any]) -> None:
+    with pytest.raises(InputError, match=r"^plain\."):
+        render_ids(processor(WITH_ENDING), wrong)
+
+
+def test_a_prompt_with_items_is_rewritten_by_the_processor() -> None:
+    instance = processor(WITH_ENDING)
     assert run(instance, "a <frame>", FRAME).ids == ids("a <pad> <pad> </s>")
     assert run(instance, "a", {"frames": []}).ids == ids("a </s>")
 
 
 OUTSIDE = "prompt[0]: expected a token id from 0 to 31, got "
+NO_SUCH_FIELDS = "mm_kwargs.frames: expected fields among ['frames', 'mmkit_frames_rows'], and a range in "
+FIRST_POSITION = PlaceholderRange(0, 1)
 RENDERED = {"type": "multimodal", "prompt_token_ids": [1], "mm_kwargs": {"frames": [{"frames": None}]}}
-PLACE, OUTSIDE_OF_IT = PlaceholderRange(0, 1), PlaceholderRange(1, 1)
+"""A request as another host has rendered it."""
+
+
+def check_refusal_before_the_engine(prompt: dict[str, Any], sentence: str, *, trusts: bool = False) -> None:
+    """Send a rendered prompt to the engine, and check the sentence with which it is refused.
+
+    What vLLM's routes for rendered requests bring passes neither the processor nor the tokenization.
+
+    Args:
+        prompt: in vLLM's form.
+        sentence: what the message begins with, after the name of the spec.
+        trusts: the server trusts the fields of other hosts.
+    """
+    input_processor = SimpleNamespace(
+        renderer=SimpleNamespace(mm_processor=processor(plain())),
+        vllm_config=SimpleNamespace(additional_config={admission.TRUST: trusts}),
+    )
+    with pytest.raises(admission.Refused, match=f"^plain.{re.escape(sentence)}"):
+        InputProcessor.process_inputs(input_processor, "request", prompt, None, None)
 
 
 @pytest.mark.parametrize(
-    ("prompt", "trusts", "sentence"),
+    ("prompt", "token"),
     [
-        ({"type": "token", "prompt_token_ids": [2**31]}, False, f"{OUTSIDE}2147483648."),
-        ({"prompt_token_ids": [2**31]}, False, f"{OUTSIDE}2147483648."),
-        ({"encoder_prompt": {"type": "token", "prompt_token_ids": [-1]}}, False, f"{OUTSIDE}-1."),
-        ({"encoder_prompt": {"type": "token", "prompt_token_ids": [1]}}, False, "multi_modal_data: expected at least "),
-        (RENDERED, False, "mm_kwargs: expected raw items, got processed fields. Send the items themselves, or start "),
-        ({**RENDERED, "prompt_token_ids": [2**31]}, True, f"{OUTSIDE}2147483648."),
-        ({**RENDERED, "mm_kwargs": {"x": []}}, True, "multi_modal_data: expected modalities among ['frames'], got 'x'"),
-        (RENDERED, True, "mm_kwargs.frames: expected fields among ['frames', 'mmkit_frames_rows'], and a range in "),
-        (
-            {**RENDERED, "mm_kwargs": {"frames": [{"x": 0}]}, "mm_placeholders": {"frames": [PLACE]}},
-            True,
-            "mm_kwargs.frames: expected fields among ['frames', 'mmkit_frames_rows'], and a range in ",
-        ),
-        ({**RENDERED, "mm_placeholders": {"frames": [OUTSIDE_OF_IT]}}, True, "mm_kwargs.frames: expected "),
+        ({"type": "token", "prompt_token_ids": [2**31]}, 2**31),
+        ({"prompt_token_ids": [2**31]}, 2**31),
+        ({"encoder_prompt": {"type": "token", "prompt_token_ids": [-1]}}, -1),
     ],
 )
-def test_the_check_before_the_engine(prompt: dict[str, Any], trusts: bool, sentence: str) -> None:
-    """What vLLM's routes for rendered requests bring passes neither the processor nor the tokenization."""
-    config = SimpleNamespace(additional_config={admission.TRUST: trusts})
-    holder = SimpleNamespace(renderer=SimpleNamespace(mm_processor=processor(plain())), vllm_config=config)
-    with pytest.raises(admission.Refused, match=f"^plain.{re.escape(sentence)}"):
-        InputProcessor.process_inputs(holder, "request", prompt, None, None)
+def test_an_id_outside_the_vocabulary_does_not_reach_the_engine(prompt: dict[str, Any], token: int) -> None:
+    check_refusal_before_the_engine(prompt, f"{OUTSIDE}{token}.")
 
 
-def test_fields_of_another_host_that_the_server_trusts() -> None:
-    """They pass as they are, those that the engine has as none."""
-    plan = processor(plain()).plan
-    for sent_fields in ({"frames": torch.zeros(2)}, None):
-        sent = {"mm_kwargs": {"frames": [sent_fields]}, "mm_placeholders": {"frames": [PLACE]}}
-        admission.admit(plan, {**RENDERED, **sent}, trusts=True)
-    sent = {"mm_kwargs": {"frames": [{"frames": torch.full((2,), torch.nan)}]}, "mm_placeholders": {"frames": [PLACE]}}
-    with pytest.raises(
-        admission.Refused, match=r"^plain.mm_kwargs.frames\[0\].frames: expected finite values, got NaN"
-    ):
-        admission.admit(plan, {**RENDERED, **sent}, trusts=True)
+def test_an_encoder_prompt_without_items_does_not_reach_the_engine() -> None:
+    prompt = {"encoder_prompt": {"type": "token", "prompt_token_ids": [1]}}
+    check_refusal_before_the_engine(prompt, "multi_modal_data: expected at least ")
+
+
+def test_processed_fields_do_not_reach_the_engine_of_a_server_that_does_not_trust_them() -> None:
+    sentence = "mm_kwargs: expected raw items, got processed fields. Send the items themselves, or start "
+    check_refusal_before_the_engine(RENDERED, sentence)
+
+
+def test_the_ids_of_trusted_fields_are_checked() -> None:
+    prompt = {**RENDERED, "prompt_token_ids": [2**31]}
+    check_refusal_before_the_engine(prompt, f"{OUTSIDE}2147483648.", trusts=True)
+
+
+def test_the_modalities_of_trusted_fields_are_checked() -> None:
+    prompt = {**RENDERED, "mm_kwargs": {"x": []}}
+    sentence = "multi_modal_data: expected modalities among ['frames'], got 'x'"
+    check_refusal_before_the_engine(prompt, sentence, trusts=True)
+
+
+def test_trusted_fields_need_a_range() -> None:
+    check_refusal_before_the_engine(RENDERED, NO_SUCH_FIELDS, trusts=True)
+
+
+def test_trusted_fields_need_a_range_within_the_prompt() -> None:
+    prompt = {**RENDERED, "mm_placeholders": {"frames": [PlaceholderRange(1, 1)]}}
+    check_refusal_before_the_engine(prompt, "mm_kwargs.frames: expected ", trusts=True)
+
+
+def test_trusted_fields_have_names_of_the_spec() -> None:
+    prompt = {**RENDERED, "mm_kwargs": {"frames": [{"x": 0}]}, "mm_placeholders": {"frames": [FIRST_POSITION]}}
+    check_refusal_before_the_engine(prompt, NO_SUCH_FIELDS, trusts=True)
+
+
+def admit_fields(values: Any) -> None:
+    """Admit a request whose item has these fields, by a server that trusts other hosts."""
+    prompt = {**RENDERED, "mm_kwargs": {"frames": [values]}, "mm_placeholders": {"frames": [FIRST_POSITION]}}
+    admission.admit(processor(plain()).plan, prompt, trusts=True)
+
+
+def test_trusted_fields_pass() -> None:
+    admit_fields({"frames": torch.zeros(2)})
+
+
+def test_trusted_fields_that_the_engine_has_pass() -> None:
+    admit_fields(None)
+
+
+def test_trusted_fields_are_finite() -> None:
+    sentence = r"^plain.mm_kwargs.frames\[0\].frames: expected finite values, got NaN"
+    with pytest.raises(admission.Refused, match=sentence):
+        admit_fields({"frames": torch.full((2,), torch.nan)})
 
 
 # -- processing ------------------------------------------------------------------------------------------------------
 
 
-def test_options_of_the_server_and_of_the_request() -> None:
-    """The request's come first; the plans for them are not kept without end."""
+def test_options_of_the_request_come_before_those_of_the_server() -> None:
     instance = processor(MIXED, mm_processor_kwargs={"repeat": 3, "scale": 5})
     both = run(instance, "<series>", SERIES, kwargs={"scale": 2})
     assert both.ranges["series"] == [(0, 5, (False, True, True, True, False))]
     assert both.fields["series"][0]["values"].tolist() == [[2.0, 2.0]] * 3
-    more = run(instance, "<series>", {"series": torch.ones(4, 2)}, kwargs={"repeat": 4})
-    assert sum(more.mask("series", 0)) == 16, "more rows than any item has by the server's options"
+
+
+def test_options_of_a_request_may_make_more_rows_than_any_item_has_by_those_of_the_server() -> None:
+    instance = processor(MIXED, mm_processor_kwargs={"repeat": 3, "scale": 5})
+    outcome = run(instance, "<series>", {"series": torch.ones(4, 2)}, kwargs={"repeat": 4})
+    assert sum(outcome.mask("series", 0)) == 16
+
+
+def test_the_plans_for_options_are_not_kept_without_end() -> None:
+    plan = processor(MIXED).plan
     for rows in range(200):
-        plan_for_options(instance.plan, {"repeat": rows}, None)
-    assert len(instance.plan.plans_for_options._new) < 50
+        plan_for_options(plan, {"repeat": rows}, None)
+    assert len(plan.plans_for_options._new) < 50
 
 
 def test_two_threads_at_once_each_give_what_they_give_alone() -> None:
     """Both are in the middle of their processing before either goes on."""
     meeting = Barrier(1)
 
-    def met(items: Any, scope: Any) -> dict[str, Any]:
+    def process(items: Any, scope: Any) -> dict[str, Any]:
         meeting.wait(30)
         return {"frames": torch.stack(list(items))}
 
-    instance = processor(plain(process=met))
-    requests = [("A <frame>", FRAME), ("<frame> <frame> B B", {"frames": [2 * ONES, 3 * ONES]})]
-    alone = [run(instance, *request) for request in requests]
+    instance = processor(plain(process=process))
+
+    def run_first() -> vllm_path.Outcome:
+        return run(instance, "A <frame>", FRAME)
+
+    def run_second() -> vllm_path.Outcome:
+        return run(instance, "<frame> <frame> B B", {"frames": [2 * ONES, 3 * ONES]})
+
+    first_alone = run_first()
+    second_alone = run_second()
     meeting = Barrier(2)
     with ThreadPoolExecutor(2) as threads:
-        together = [*threads.map(lambda request: run(instance, *request), requests)]
-    assert [find_difference(*pair) for pair in zip(alone, together, strict=True)] == [None, None]
+        first = threads.submit(run_first)
+        second = threads.submit(run_second)
+    assert find_difference(first_alone, first.result()) is None
+    assert find_difference(second_alone, second.result()) is None
 
 
-def test_hidden_fields_of_items_that_are_processed_one_by_one() -> None:
-    """They reach no model; each item is as it would be alone."""
-    lengths = (2, 5, 2)
-    got = run(processor(PADDED), "<frame> <frame> <frame>", {"frames": [torch.ones(n, 3) for n in lengths]})
-    assert [length for _, length, _ in got.ranges["frames"]] == [*lengths]
-    assert [(list(one), one["frames"].tolist()) for one in got.fields["frames"]] == [
-        (["frames"], [[2.0] * 3] * n) for n in lengths
-    ]
+def test_hidden_fields_of_items_that_are_processed_one_by_one_reach_no_model() -> None:
+    outcome = run(processor(PADDED), "<frame> <frame> <frame>", {"frames": [torch.ones(n, 3) for n in (2, 5, 2)]})
+    lengths = [item_range.length for item_range in outcome.ranges["frames"]]
+    assert lengths == [2, 5, 2]
+    for values, length in zip(outcome.fields["frames"], lengths, strict=True):
+        assert list(values) == ["frames"]
+        assert values["frames"].tolist() == [[2.0] * 3] * length
 
 
-# -- hashes, caches, names -------------------------------------------------------------------------------------------
+# -- hashes and caches -----------------------------------------------------------------------------------------------
 
 
 def test_embeddings_are_other_items_than_tensors_of_the_same_values() -> None:
-    """In the cache and on the way to the model."""
+    """They have another hash, in the cache and without, and go to the model under another name."""
     instance = processor(plain(item=Tensor((2, HIDDEN)), embeds=True), enable_mm_embeds=True)
-    known = caches(instance)
+    caches = make_caches(instance)
     for _ in range(2):
-        raw, embeds = (
-            run(instance, "<frame>", {"frames": sent}, caches=known) for sent in (ROWS, {"frames_embeds": ROWS})
-        )
+        raw = run(instance, "<frame>", {"frames": ROWS}, caches=caches)
+        embeds = run(instance, "<frame>", {"frames": {"frames_embeds": ROWS}}, caches=caches)
         assert raw.hashes != embeds.hashes
-        assert [list(one.fields["frames"][0]) for one in (raw, embeds)] == [["frames"], ["frames_embeds"]]
+        assert list(raw.fields["frames"][0]) == ["frames"]
+        assert list(embeds.fields["frames"][0]) == ["frames_embeds"]
 
 
-def test_items_that_depend_on_their_number_and_order() -> None:
-    """They are processed anew, and have a hash for each number: vLLM's engine keeps encoder outputs by hash."""
-    rows = where(item.count <= 2, 4, 1 + item.index)
-    spec = plain(
-        layout=embed(tok["<pad>"]) * rows,
-        fields={"frames": batched(), "rows": derived(rows, dtype="int64")},
-        process=lambda items, scope: {"frames": items},
-        cacheable=item.count <= 2,
-    )
-    instance = processor(spec)
-    pair, only, known = caches(instance, pair=True), caches(instance), {}
-    for order in ([1], [1, 2], [1, 2, 3], [2, 1], [2, 3, 1], [1]):
-        sent = "<frame> " * len(order), {"frames": [number * ONES for number in order]}
-        expected = run(instance, *sent)
-        lengths = [1, 2, 3] if len(order) == 3 else [4] * len(order)
-        assert [length for _, length, _ in expected.ranges["frames"]] == lengths
-        assert all(find_difference(expected, run(instance, *sent, caches=one)) is None for one in (only, pair))
-        known[len(order)] = expected.hashes["frames"][order.index(1)]
-    assert known[1] == known[2] != known[3]
+class TestItemsThatDependOnTheirNumber:
+    """Items that are cacheable up to two in a request; of more, each has rows by its index."""
+
+    @pytest.fixture(scope="class")
+    def instance(self) -> Any:
+        def process(items: Any, scope: Any) -> dict[str, Any]:
+            return {"frames": items}
+
+        rows = where(item.count <= 2, 4, 1 + item.index)
+        spec = plain(
+            layout=embed(tok["<pad>"]) * rows,
+            fields={"frames": batched(), "rows": derived(rows, dtype="int64")},
+            process=process,
+            cacheable=item.count <= 2,
+        )
+        return processor(spec)
+
+    def run(self, instance: Any, numbers: list[int], caches: Any = None) -> vllm_path.Outcome:
+        values = [number * ONES for number in numbers]
+        return run(instance, "<frame> " * len(numbers), {"frames": values}, caches=caches)
+
+    @pytest.mark.parametrize("pair", [False, True])
+    def test_they_are_processed_anew_where_their_number_is_another(self, instance: Any, pair: bool) -> None:
+        caches = make_caches(instance, pair=pair)
+        for numbers in ([1], [1, 2], [1, 2, 3], [2, 1], [2, 3, 1], [1]):
+            expected = self.run(instance, numbers)
+            lengths = [item_range.length for item_range in expected.ranges["frames"]]
+            assert lengths == ([1, 2, 3] if len(numbers) == 3 else [4] * len(numbers))
+            assert find_difference(expected, self.run(instance, numbers, caches)) is None
+
+    def test_they_have_another_hash_where_they_are_not_cacheable(self, instance: Any) -> None:
+        """vLLM's engine keeps encoder outputs by hash."""
+        alone = self.run(instance, [1]).hashes["frames"][0]
+        of_two = self.run(instance, [1, 2]).hashes["frames"][0]
+        of_three = self.run(instance, [1, 2, 3]).hashes["frames"][0]
+        assert alone == of_two
+        assert alone != of_three
 
 
 def test_the_hashes_of_items_that_are_applied_twice_are_those_of_their_options() -> None:
@@ -320,45 +457,77 @@ def test_the_hashes_of_items_that_are_applied_twice_are_those_of_their_options()
     for options in ({}, {"scale": 2}, {}):
         request = Request(ids("<frame>"), items.make_items({}), options=options)
         hashes += instance.render(request)["mm_hashes"]["frames"]
-    assert hashes[0] == hashes[2] != hashes[1]
+    without_options, with_options, again_without = hashes
+    assert without_options == again_without
+    assert without_options != with_options
 
 
 def test_the_senders_cache_holds_no_tensors() -> None:
     """It is there so that the API server does not keep what the engine keeps already."""
     instance = processor(MIXED)
-    pair = caches(instance, pair=True)
-    outcome = run(instance, "<series>", SERIES, caches=pair)
-    fields, cached = pair.sender.get_and_update_item(None, outcome.hashes["series"][0])
-    assert fields is None
+    caches = make_caches(instance, pair=True)
+    outcome = run(instance, "<series>", SERIES, caches=caches)
+    engine_fields, cached = caches.sender.get_and_update_item(None, outcome.hashes["series"][0])
+    assert engine_fields is None
     assert {type(value) for value in vars(cached).values()} == {ItemLayout, int}
 
 
-def test_an_item_that_only_a_uuid_names() -> None:
-    """It is the first one of that uuid in a request of the same tenant, of the same modality and options."""
-    instance = processor(MIXED)
-    known = caches(instance)
+# -- items that only a uuid names ------------------------------------------------------------------------------------
 
-    def of(salt: str | None, name: str) -> Any:
-        prompt = {"multi_modal_uuids": {"frames": name}} | ({} if salt is None else {"cache_salt": salt})
+
+class Tenants:
+    """Frames of several tenants, in one cache, by the names that each gives them."""
+
+    def __init__(self) -> None:
+        self.instance = processor(MIXED)
+        self.caches = make_caches(self.instance)
+
+    def send(self, value: Any, salt: str | None, name: str = "x", **options: Any) -> vllm_path.Outcome:
+        """Send an item of a tenant under a name; None for the item of that name."""
+        uuids = self.salt_uuids(salt, name)
+        return run(self.instance, "<frame>", {"frames": [value]}, caches=self.caches, uuids=uuids, kwargs=options)
+
+    def salt_uuids(self, salt: str | None, name: str) -> Any:
+        """Return the names of items as vLLM gets them: with the cache salt of the tenant."""
+        prompt: dict[str, Any] = {"multi_modal_uuids": {"frames": name}}
+        if salt is not None:
+            prompt["cache_salt"] = salt
         return parse_mm_uuids(patches.salt_uuids(prompt)["multi_modal_uuids"])
 
-    def ask(value: Any, salt: str | None, name: str = "x", **options: Any) -> Any:
-        data = {"frames": [value]}
-        return run(instance, "<frame>", data, caches=known, uuids=of(salt, name), kwargs=options)
-
-    def unknown(salt: str | None, name: str = "x", **options: Any) -> None:
+    def check_unknown(self, salt: str | None, name: str = "x", **options: Any) -> None:
+        """Check that a tenant has no item of a name."""
         with pytest.raises(ValueError, match=r"data is not provided|no such item"):
-            ask(None, salt, name, **options)
+            self.send(None, salt, name, **options)
 
-    tenants = {"alice": ONES, "bob": ONES + 1, None: ONES + 2}
-    for salt, value in tenants.items():
-        unknown(salt)
-        ask(value, salt)
-    for salt, value in tenants.items():
-        assert torch.equal(ask(None, salt).fields["frames"][0]["frames"], value)
-    (own,) = ask(ONES, "alice").hashes["frames"]
-    for guess in (own, *of("alice", "x")["frames"], '["alice", "x"]', "x-alice"):
-        unknown("bob", guess)
-    unknown("alice", scale=2)
+
+def test_a_uuid_names_the_item_of_its_own_tenant() -> None:
+    tenants = Tenants()
+    values = {"alice": ONES, "bob": ONES + 1, None: ONES + 2}
+    for salt, value in values.items():
+        tenants.check_unknown(salt)
+        tenants.send(value, salt)
+    for salt, value in values.items():
+        outcome = tenants.send(None, salt)
+        assert torch.equal(outcome.fields["frames"][0]["frames"], value)
+
+
+def test_no_name_reaches_the_item_of_another_tenant() -> None:
+    tenants = Tenants()
+    (item_hash,) = tenants.send(ONES, "alice").hashes["frames"]
+    (salted_name,) = tenants.salt_uuids("alice", "x")["frames"]
+    for guess in (item_hash, salted_name, '["alice", "x"]', "x-alice"):
+        tenants.check_unknown("bob", guess)
+
+
+def test_a_uuid_names_no_item_of_other_options() -> None:
+    tenants = Tenants()
+    tenants.send(ONES, "alice")
+    tenants.check_unknown("alice", scale=2)
+
+
+def test_a_uuid_names_no_item_of_another_modality() -> None:
+    tenants = Tenants()
+    tenants.send(ONES, None)
+    uuids = {"series": tenants.salt_uuids(None, "x")["frames"]}
     with pytest.raises(InputError, match=r"^mixed\.series\[0\]: .* no such item in the cache"):
-        run(instance, "<series>", {"series": [None]}, caches=known, uuids={"series": of(None, "x")["frames"]})
+        run(tenants.instance, "<series>", {"series": [None]}, caches=tenants.caches, uuids=uuids)
