@@ -50,36 +50,36 @@ def test_greedy_ids_are_those_of_transformers(
 
 
 @pytest.fixture
-def chosen(cases: list[Case]) -> list[int]:
+def image_indices(cases: list[Case]) -> list[int]:
     """The indices of four cases with images."""
     return [index for index, case in enumerate(cases) if case.images][:4]
 
 
 @pytest.fixture
-def rendered(llava: Any, cases: list[Case], chosen: list[int]) -> list[Any]:
-    """The chosen cases as vLLM's renderer makes them for an engine."""
-    requests = [cases[index].request() for index in chosen]
+def engine_inputs(llava: Any, cases: list[Case], image_indices: list[int]) -> list[Any]:
+    """The cases at these indices as vLLM's renderer makes them for an engine."""
+    requests = [cases[index].request() for index in image_indices]
     return list(llava.llm_engine.renderer.render_cmpl(requests, skip_mm_cache=True))
 
 
 def test_rendered_requests_keep_their_items(
-    llava: Any, answers: list[list[int]], chosen: list[int], rendered: list[Any]
+    llava: Any, answers: list[list[int]], image_indices: list[int], engine_inputs: list[Any]
 ) -> None:
     """Without mmkit, vLLM would answer their ids without the items."""
-    assert answer(llava, rendered) == [answers[index] for index in chosen]
+    assert answer(llava, engine_inputs) == [answers[index] for index in image_indices]
 
 
 def test_requests_that_another_host_has_rendered_are_refused_unless_they_are_trusted(
-    llava: Any, answers: list[list[int]], chosen: list[int], rendered: list[Any]
+    llava: Any, answers: list[list[int]], image_indices: list[int], engine_inputs: list[Any]
 ) -> None:
     """They have lost the mark of this host."""
     foreign = []
-    for request in rendered:
+    for request in engine_inputs:
         foreign.append({**request, "mm_kwargs": MultiModalKwargsItems(dict(request["mm_kwargs"]))})
     with pytest.raises(InputError, match=r"^llava_like\.mm_kwargs: expected raw items, got processed fields\."):
         answer(llava, foreign)
     with mock.patch.object(llava.llm_engine.vllm_config, "additional_config", {TRUST: True}):
-        assert answer(llava, foreign) == [answers[index] for index in chosen]
+        assert answer(llava, foreign) == [answers[index] for index in image_indices]
 
 
 # -- caches and embeddings ---------------------------------------------------------------------------------------------
