@@ -229,6 +229,10 @@ def check_sound(samples: Any, rate: float, data: bytes) -> None:
     Raises:
         InputError: says what the header says.
     """
+    if data.startswith(b"RIFX") and AudioDecoder is not None:
+        # FFmpeg reads the bytes of its samples in the other order: noise, and no error
+        remedy = "Send a WAV file that begins with RIFF, or samples."
+        raise InputError("audio", "a file that torchcodec decodes", "big-endian WAV", remedy)
     header = read_sound_header(data)
     if header is None:
         return

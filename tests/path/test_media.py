@@ -264,3 +264,12 @@ def test_a_file_is_one_item_in_training_and_in_serving(
     served = kind.canonical(MediaConnector().fetch_audio(data_url(data, "audio/wav")), "m[0]")
     assert np.array_equal(trained, served)
     assert len(trained) == -(-4000 * 8000 // rate)
+
+
+def test_a_big_endian_wav_is_refused_where_torchcodec_would_make_noise_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = coded("WAV", "PCM_16", endian="BIG")
+    samples = np.zeros(4000, np.float32)
+    media.check_sound(samples, 8000, data)
+    monkeypatch.setattr(media, "AudioDecoder", object)
+    with pytest.raises(InputError, match=r"^audio: expected a file that torchcodec decodes, got big-endian WAV\. Send"):
+        media.check_sound(samples, 8000, data)
