@@ -124,7 +124,7 @@ def _show_request(info: Any, prompt: str | None, forms: Sequence[str]) -> list[R
         for name, modality in plan.modalities.items():
             data[name] = [modality.largest_item()]
     if prompt is None:
-        ids = plan.shortest_prompt(plan.take(data))
+        ids = plan.shortest_prompt(plan.parse_items(data))
     else:
         ids = _parse_prompt(plan, prompt)
     with convert_errors(f"{plan.spec.name}.request", "items that the processor takes", InputError):

@@ -18,7 +18,7 @@ from ..errors import InputError, MmkitError
 from ..language.field import Field, Flat
 from ..language.items import ItemType, dtype_name
 from .memo import Once
-from .processing import FieldProcessor, Processed
+from .processing import FieldProcessor, ProcessedFields
 
 
 class FieldForms:
@@ -60,7 +60,7 @@ class FieldForms:
                 forms[name] = form
         return forms
 
-    def check(self, processed: Processed, indices: Sequence[int], remedy: str) -> None:
+    def check(self, processed: ProcessedFields, indices: Sequence[int], remedy: str) -> None:
         """Refuse processed raw items whose fields have another form than those of other requests.
 
         Args:

@@ -17,7 +17,7 @@ from ..language.field import HF
 from ..language.items import SCOPES, ItemType, select_options
 from ..language.node import map_values
 from .memo import options_key
-from .parsing import Taken
+from .parsing import ItemBatch
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ class HFCall:
         return value.to(self.dtype)
 
 
-def call_together(batches: Mapping[HFCall, Taken]) -> Mapping[str, Any]:
+def call_together(batches: Mapping[HFCall, ItemBatch]) -> Mapping[str, Any]:
     """Call a Hugging Face processor once for the items of all modalities that share the call, as
     vLLM does: with those options of the request that the processor takes.
 
@@ -253,7 +253,7 @@ def _check_fixed_arguments(call: HFCall) -> None:
     raise InputError(where, f"no {name}, which the spec fixes", repr(requested[name]))
 
 
-def _make_inputs(first: HFCall, batches: Mapping[HFCall, Taken]) -> dict[str, Any]:
+def _make_inputs(first: HFCall, batches: Mapping[HFCall, ItemBatch]) -> dict[str, Any]:
     """Return the arguments of one call for the items of several modalities."""
     inputs: dict[str, Any] = {}
     if first.text is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .parsing import Taken
+from .parsing import ItemBatch
 from .placement import ItemLayout
 
 # `Any`, so that a step may use what an earlier step has filled in without asking whether it did
@@ -19,7 +19,7 @@ class Item:
 
     An item lives as long as its request is rendered. No cache keeps one: a cache may return what it
     has for another request, in which the item has another index. Other processes do not receive one
-    either, but the values of several items (`as_taken`).
+    either, but the values of several items (`make_batch`).
 
     An attribute may be filled in twice: where a cache has an item but no room for all items of the
     request, that item is processed and laid out again.
@@ -81,10 +81,10 @@ def group_by_modality(items: Iterable[Item]) -> dict[str, list[Item]]:
     return groups
 
 
-def as_taken(items: Sequence[Item]) -> Taken:
+def make_batch(items: Sequence[Item]) -> ItemBatch:
     """Return the items of one modality in the form that a plan processes and lays out."""
     first = items[0]
-    return Taken(
+    return ItemBatch(
         values=[item.value for item in items],
         embeds=first.is_embedding,
         total=first.count,

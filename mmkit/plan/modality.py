@@ -38,9 +38,9 @@ from .hf_calls import HFCall, LazyProcessor
 from .largest import LaidOutItem, LargestItem, LargestItemFinder
 from .layouts import LayoutEvaluator, NoEncoderRows, TooManyRows, make_evaluator
 from .memo import Once
-from .parsing import ItemParser, Taken
+from .parsing import ItemBatch, ItemParser
 from .placement import ItemLayout
-from .processing import FieldProcessor, Processed
+from .processing import FieldProcessor, ProcessedFields
 from .scopes import ItemScopes
 
 
@@ -131,14 +131,14 @@ class BoundModality:
                 self.spec.cacheable, self.static.for_item(SimpleNamespace(count=count), None)
             )
 
-    def make_zeros(self, taken: Taken) -> Processed | None:
+    def make_zeros(self, batch: ItemBatch) -> ProcessedFields | None:
         """Return the fields of the largest items, of zeros; see `FieldProcessor.make_zeros`. None
         where only what the Hugging Face processor returns tells their layouts."""
         if self.needs_hf:
             return None
-        return self.field_processor.make_zeros(taken)
+        return self.field_processor.make_zeros(batch)
 
-    def check_forms(self, processed: Processed, indices: Sequence[int] = ()) -> None:
+    def check_forms(self, processed: ProcessedFields, indices: Sequence[int] = ()) -> None:
         """Refuse processed raw items whose fields have another form than those of other requests.
 
         Args:
@@ -154,24 +154,28 @@ class BoundModality:
             remedy = f"Leave out those of mm_processor_kwargs that change it: {options}."
         self.forms.check(processed, indices or range(len(processed)), remedy)
 
-    def read_fields(self, taken: Taken) -> Processed:
+    def read_fields(self, batch: ItemBatch) -> ProcessedFields:
         """Return the processed fields of items as far as their layouts read them.
 
         Errors as for `FieldProcessor.run`.
         """
-        if taken.embeds:
-            return taken.values
+        if batch.embeds:
+            return batch.values
         if self.needs_fields:
-            return self.field_processor.run(taken)
-        return self.field_processor.derive_from_facts(taken)
+            return self.field_processor.run(batch)
+        return self.field_processor.derive_from_facts(batch)
 
     def lay_out_all(
-        self, taken: Taken, fields: Processed | None = None, *, may_be_larger: bool = False
+        self,
+        batch: ItemBatch,
+        fields: ProcessedFields | None = None,
+        *,
+        may_be_larger: bool = False,
     ) -> list[ItemLayout]:
         """Return the layouts of items.
 
         Args:
-            taken: the items.
+            batch: the items.
             fields: their processed fields, as far as layouts read them; None where they are to be
                 computed.
             may_be_larger: whether they may have more encoder rows than the largest item.
@@ -181,18 +185,18 @@ class BoundModality:
             TooManyRows: see `lay_out`.
         """
         if fields is None:
-            fields = self.read_fields(taken)
+            fields = self.read_fields(batch)
         layouts = []
-        pairs = zip(taken.values, fields, strict=True)
+        pairs = zip(batch.values, fields, strict=True)
         for position, (value, fields_of_item) in enumerate(pairs):
             layouts.append(
                 self.lay_out(
                     value,
-                    taken.index_of(position),
-                    taken.total,
+                    batch.index_of(position),
+                    batch.total,
                     fields_of_item,
-                    is_embedding=taken.embeds,
-                    is_largest=taken.are_largest,
+                    is_embedding=batch.embeds,
+                    is_largest=batch.are_largest,
                     may_be_larger=may_be_larger,
                 )
             )
@@ -246,18 +250,18 @@ class BoundModality:
             self._check_row_count(layout.tokens.num_embeds, index)
         return layout
 
-    def list_caller_ids(self, taken: Taken) -> list[CallerIds]:
+    def list_caller_ids(self, batch: ItemBatch) -> list[CallerIds]:
         """Return what a caller writes for each item. Items are processed where layouts or targets
         need it."""
         update = self.updates[0]
         roots = {dependency.root for dependency in update.dependencies()}
         caller_ids = []
         if isinstance(update, AlreadyExpanded) or "fields" in roots or "function" in roots:
-            for layout in self.lay_out_all(taken, may_be_larger=True):
+            for layout in self.lay_out_all(batch, may_be_larger=True):
                 caller_ids.append(CallerIds(layout.updates[0].target, layout.caller_ids[0]))
             return caller_ids
-        for position, value in enumerate(taken.values):
-            scope = self.scopes.make(value, taken.index_of(position), None, taken.total)
+        for position, value in enumerate(batch.values):
+            scope = self.scopes.make(value, batch.index_of(position), None, batch.total)
             target = update.resolve_target(scope)
             ids = target if isinstance(update, Replace) else ()
             caller_ids.append(CallerIds(target, ids))
@@ -271,7 +275,7 @@ class BoundModality:
             length = (too_short + enough) // 2
             value = self.item.blank(length)
             try:
-                (fields,) = self.read_fields(Taken.whole([value]))
+                (fields,) = self.read_fields(ItemBatch.whole([value]))
                 self.layout_evaluator.lay_out(value, 0, 1, fields)
             except (InputError, SpecError):
                 too_short = length
@@ -377,7 +381,7 @@ class BoundModality:
             SpecError: the spec refuses the item, or its layout has no encoder row.
         """
         with report_as_spec_error(remedy=self.item.remedy):
-            (fields,) = self.read_fields(Taken.whole([value]))
+            (fields,) = self.read_fields(ItemBatch.whole([value]))
         scope = self.scopes.make(value, index, fields)
         try:
             return self.layout_evaluator.evaluate(scope).tokens

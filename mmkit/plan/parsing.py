@@ -19,7 +19,7 @@ from ..language.items.tensor import Tensor
 from .soundness import check_rows
 
 
-class Taken(NamedTuple):
+class ItemBatch(NamedTuple):
     """Items of one modality of a request, which are processed together.
 
     This is what another process receives to process them.
@@ -44,11 +44,11 @@ class Taken(NamedTuple):
         return self.indices[position] if self.indices else position
 
     @classmethod
-    def whole(cls, values: Sequence[Any], *, embeds: bool = False) -> Taken:
+    def whole(cls, values: Sequence[Any], *, embeds: bool = False) -> ItemBatch:
         """Return all items of a request."""
         return cls(values, embeds, len(values))
 
-    def each(self) -> list[Taken]:
+    def each(self) -> list[ItemBatch]:
         """Return these items one by one."""
         batches = []
         for position, value in enumerate(self.values):
@@ -110,7 +110,7 @@ class ItemParser:
             return self.embeds
         return Batched()
 
-    def parse(self, data: object, hidden_size: int | None) -> Taken:
+    def parse(self, data: object, hidden_size: int | None) -> ItemBatch:
         """Return a caller's data as canonical items or precomputed embeddings.
 
         Callers send embeddings as ``{"<name>_embeds": ...}``, with the fields that their layout
@@ -135,8 +135,8 @@ class ItemParser:
         elif self.takes_embeds and not self.companions and self.item_type.vllm_modality:
             embeddings = self._parse_bare_embeddings(data, hidden_size)
         if embeddings is None:
-            return Taken.whole(self.parse_raw_items(data))
-        return Taken.whole(embeddings, embeds=True)
+            return ItemBatch.whole(self.parse_raw_items(data))
+        return ItemBatch.whole(embeddings, embeds=True)
 
     def parse_raw_items(self, data: object) -> list[Any]:
         """Return a caller's data as canonical items.
@@ -175,15 +175,15 @@ class ItemParser:
             sizes.append(self.count_rows(dict(zip(self.companions, values, strict=True))))
         return list(rows.split(sizes))
 
-    def check_present(self, taken: Taken, got: str) -> None:
+    def check_present(self, batch: ItemBatch, got: str) -> None:
         """Refuse None in place of an item.
 
         Raises:
             InputError: names the first.
         """
-        for position, value in enumerate(taken.values):
+        for position, value in enumerate(batch.values):
             if value is None:
-                where = f"{self.where}[{taken.index_of(position)}]"
+                where = f"{self.where}[{batch.index_of(position)}]"
                 raise InputError(where, self.item_type.expected, got, "Send the item itself.")
 
     def check_count(self, count: int, limit: int | None) -> None:

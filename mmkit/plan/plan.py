@@ -22,14 +22,14 @@ from ..language.vocabulary import Vocabulary, check_spec_ids, describe_id, read_
 from . import placement, text_targets
 from .guard import PlaceholderGuard
 from .hf_calls import HFCall, call_together
-from .item import Item, as_taken, group_by_modality
+from .item import Item, group_by_modality, make_batch
 from .memo import Memo
 from .merging import MergedRuns
 from .modality import BoundModality, CallerIds, Environment
 from .output import BoundOutput
-from .parsing import Taken
+from .parsing import ItemBatch
 from .placement import EMPTY, LayoutsByModality, PlacedPrompt, Placement, PromptForm
-from .processing import Processed
+from .processing import ProcessedFields
 
 Part: TypeAlias = Literal["prompt", "decoder_prompt"]
 """What a spec may rewrite."""
@@ -37,8 +37,8 @@ Part: TypeAlias = Literal["prompt", "decoder_prompt"]
 Prompt: TypeAlias = "str | Sequence[int]"
 """A text, or token ids."""
 
-AllTaken: TypeAlias = Mapping[str, Taken]
-AllProcessed: TypeAlias = Mapping[str, Processed]
+BatchesByModality: TypeAlias = Mapping[str, ItemBatch]
+FieldsByModality: TypeAlias = Mapping[str, ProcessedFields]
 """The items of a request, and their processed fields, by modality."""
 
 
@@ -54,7 +54,7 @@ class Preview:
 
     prompt_token_ids: list[int]
     placements: list[Placement]
-    fields: dict[str, Processed]
+    fields: dict[str, ProcessedFields]
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,9 +128,9 @@ class Plan:
             SpecError: raw items of a modality that needs the Hugging Face processor, and the plan
                 was bound without one.
         """
-        taken = self.take(data)
-        fields = self.process(taken)
-        placed = self._place_items(prompt, taken, fields, tokenization)
+        batches = self.parse_items(data)
+        fields = self.process(batches)
+        placed = self._place_items(prompt, batches, fields, tokenization)
         return Preview(placed.token_ids, placed.placements, fields)
 
     def expand(self, prompt: Prompt, data: Mapping[str, object]) -> list[int]:
@@ -139,7 +139,7 @@ class Plan:
 
         Arguments and errors as for `preview`.
         """
-        return self._place_items(prompt, self.take(data)).token_ids
+        return self._place_items(prompt, self.parse_items(data)).token_ids
 
     def unexpand(self, prompt: Sequence[int], data: Mapping[str, object]) -> list[int]:
         """Return the ids that a caller writes for an expanded prompt, the inverse of `expand`.
@@ -161,7 +161,7 @@ class Plan:
         expanded = list(prompt)
         if self.spec.is_raw:
             return expanded
-        caller_ids = self._remove_layouts(expanded, self.lay_out(self.take(data)))
+        caller_ids = self._remove_layouts(expanded, self.lay_out(self.parse_items(data)))
         declared = self.prompts["prompt"]
         if declared is None:
             return caller_ids
@@ -211,13 +211,13 @@ class Plan:
             SpecError: as for `preview`.
         """
         ids: list[int] = []
-        for caller_ids in self._list_caller_ids(self.take(data)):
+        for caller_ids in self._list_caller_ids(self.parse_items(data)):
             ids += caller_ids.ids
         return ids
 
     # -- the steps of a request --------------------------------------------------------------------
 
-    def take(self, data: Mapping[str, object]) -> dict[str, Taken]:
+    def parse_items(self, data: Mapping[str, object]) -> dict[str, ItemBatch]:
         """Return the items that a caller sends, by modality; modalities without items are left
         out.
 
@@ -229,17 +229,17 @@ class Plan:
             remedy = f'Write {{"{next(iter(self.modalities))}": [...]}}.'
             raise InputError(f"{self.spec.name}.multi_modal_data", expected, got, remedy)
         self.check_names(data)
-        batches: dict[str, Taken] = {}
+        batches: dict[str, ItemBatch] = {}
         for name, data_of_modality in data.items():
             modality = self.modalities[name]
-            taken = modality.parser.parse(data_of_modality, self.hidden_size)
-            modality.parser.check_present(taken, "None")
-            modality.parser.check_count(taken.total, modality.limit)
-            if taken.values:
-                batches[name] = taken
+            batch = modality.parser.parse(data_of_modality, self.hidden_size)
+            modality.parser.check_present(batch, "None")
+            modality.parser.check_count(batch.total, modality.limit)
+            if batch.values:
+                batches[name] = batch
         return batches
 
-    def process(self, batches: AllTaken) -> dict[str, Processed]:
+    def process(self, batches: BatchesByModality) -> dict[str, ProcessedFields]:
         """Return the processed fields of canonical items, by modality; modalities without items are
         left out.
 
@@ -261,7 +261,7 @@ class Plan:
         Errors as for `process`.
         """
         groups = group_by_modality(items)
-        fields = self.process({name: as_taken(group) for name, group in groups.items()})
+        fields = self.process({name: make_batch(group) for name, group in groups.items()})
         for name, group in groups.items():
             for item, fields_of_item in zip(group, fields[name], strict=True):
                 item.fields = fields_of_item
@@ -289,7 +289,11 @@ class Plan:
                 )
 
     def lay_out(
-        self, batches: AllTaken, fields: AllProcessed = EMPTY, *, may_be_larger: bool = False
+        self,
+        batches: BatchesByModality,
+        fields: FieldsByModality = EMPTY,
+        *,
+        may_be_larger: bool = False,
     ) -> dict[str, list[placement.ItemLayout]]:
         """Return the layout of each item, by modality. Without their fields, items are processed as
         far as their layouts need it.
@@ -305,10 +309,10 @@ class Plan:
         layouts: dict[str, list[placement.ItemLayout]] = {}
         with self.blame_options():
             for name, modality in self.modalities.items():
-                taken = batches.get(name)
-                if taken is not None:
+                batch = batches.get(name)
+                if batch is not None:
                     layouts[name] = modality.lay_out_all(
-                        taken, fields.get(name), may_be_larger=may_be_larger
+                        batch, fields.get(name), may_be_larger=may_be_larger
                     )
         return layouts
 
@@ -340,7 +344,7 @@ class Plan:
             return nullcontext()
         return report_as_options_error(self.options_where)
 
-    def shortest_prompt(self, batches: AllTaken) -> list[int]:
+    def shortest_prompt(self, batches: BatchesByModality) -> list[int]:
         """Return the shortest prompt that takes some items: what `spell` writes for them, behind
         the prefix after which mmkit inserts some, unless `prompt` of the spec writes it.
 
@@ -499,24 +503,24 @@ class Plan:
     def _type_of_ids(self) -> Any:
         return list[Annotated[int, msgspec.Meta(ge=0, lt=self.vocab_size)]]
 
-    def _process(self, batches: AllTaken) -> dict[str, Processed]:
-        fields: dict[str, Processed] = {}
+    def _process(self, batches: BatchesByModality) -> dict[str, ProcessedFields]:
+        fields: dict[str, ProcessedFields] = {}
         names_by_call: dict[Hashable, dict[HFCall, str]] = {}
-        for name, taken in batches.items():
+        for name, batch in batches.items():
             modality = self._find_modality(name)
-            modality.parser.check_present(taken, "None, and no such item in the cache")
-            if not taken.values:
+            modality.parser.check_present(batch, "None, and no such item in the cache")
+            if not batch.values:
                 continue
             call = modality.field_processor.hf_call
             zeros = None
-            if taken.are_largest and not taken.embeds:
-                zeros = modality.make_zeros(taken)
-            if taken.embeds:
-                fields[name] = taken.values
+            if batch.are_largest and not batch.embeds:
+                zeros = modality.make_zeros(batch)
+            if batch.embeds:
+                fields[name] = batch.values
             elif zeros is not None:
                 fields[name] = zeros
             elif call is None or call.hf.one_by_one:
-                fields[name] = modality.field_processor.run(taken)
+                fields[name] = modality.field_processor.run(batch)
             else:
                 names_by_call.setdefault(call.key, {})[call] = name
         # modalities that share a Hugging Face processor share its call
@@ -538,24 +542,24 @@ class Plan:
             raise InputError(self.options_where, expected, "others")
         return self.modalities[name]
 
-    def _list_caller_ids(self, batches: AllTaken) -> list[CallerIds]:
+    def _list_caller_ids(self, batches: BatchesByModality) -> list[CallerIds]:
         """Return the target of each item, and the ids that a caller writes for it."""
         caller_ids: list[CallerIds] = []
-        for name, taken in batches.items():
-            caller_ids += self.modalities[name].list_caller_ids(taken)
+        for name, batch in batches.items():
+            caller_ids += self.modalities[name].list_caller_ids(batch)
         return caller_ids
 
     def _place_items(
         self,
         prompt: Prompt,
-        batches: AllTaken,
-        fields: AllProcessed = EMPTY,
+        batches: BatchesByModality,
+        fields: FieldsByModality = EMPTY,
         tokenization: Mapping[str, Any] = EMPTY,
     ) -> PlacedPrompt:
         """Return a caller's prompt with the layouts of its items in it."""
         ids = self.encode(prompt, **tokenization)
         layouts = self.lay_out(batches, fields)
-        counts = {name: taken.total for name, taken in batches.items()}
+        counts = {name: batch.total for name, batch in batches.items()}
         return self.place(self.rewrite("prompt", ids, counts), layouts)
 
     def _place_split(

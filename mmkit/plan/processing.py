@@ -18,10 +18,10 @@ from ..language.field import Field, Flat, Identity, remove_padding
 from ..language.items import ItemType
 from ..language.node import dependencies, evaluate_all
 from .hf_calls import HFCall, call_together
-from .parsing import Taken
+from .parsing import ItemBatch
 from .scopes import ItemScopes, refuse_item
 
-Processed: TypeAlias = Sequence[dict[str, Any]]
+ProcessedFields: TypeAlias = Sequence[dict[str, Any]]
 """The processed fields of the items of one modality: per item, its part of every field, hidden ones
 included."""
 
@@ -75,7 +75,7 @@ class FieldProcessor:
 
     # -- some items --------------------------------------------------------------------------------
 
-    def run(self, taken: Taken) -> Processed:
+    def run(self, batch: ItemBatch) -> ProcessedFields:
         """Return the processed fields of canonical items.
 
         Raises:
@@ -84,12 +84,12 @@ class FieldProcessor:
                 but an InputError, which reports a mistake of the caller.
         """
         if isinstance(self.process, Identity):
-            return self.finish(self._make_identity_columns(taken), taken, is_in_parts=True)
+            return self.finish(self._make_identity_columns(batch), batch, is_in_parts=True)
         is_one_by_one = self.hf_call is not None and self.hf_call.hf.one_by_one
         if not self.copies_outputs and not is_one_by_one:
-            return self.finish(self._call_process(taken), taken)
+            return self.finish(self._call_process(batch), batch)
         # all are called before any is finished: the function may write to its memory again
-        batches = taken.each()
+        batches = batch.each()
         outputs = [self._call_process(batch) for batch in batches]
         processed: list[dict[str, Any]] = []
         for raw, batch in zip(outputs, batches, strict=True):
@@ -103,18 +103,18 @@ class FieldProcessor:
             SpecError: the item is refused, or the outputs contradict the declared fields.
         """
         with report_as_spec_error(remedy=self._item_type.remedy):
-            return self.run(Taken.whole([value]))[0]
+            return self.run(ItemBatch.whole([value]))[0]
 
-    def derive_from_facts(self, taken: Taken) -> list[dict[str, Any]]:
+    def derive_from_facts(self, batch: ItemBatch) -> list[dict[str, Any]]:
         """Return the fields `from_facts` of canonical items."""
-        parts: list[dict[str, Any]] = [Fields() for _ in taken.values]
-        scopes = self._make_scopes(taken, parts)
+        parts: list[dict[str, Any]] = [Fields() for _ in batch.values]
+        scopes = self._make_scopes(batch, parts)
         for step in self._steps:
             if step.name not in self.from_facts:
                 continue
             for position, (fields, scope) in enumerate(zip(parts, scopes, strict=True)):
                 with locate_errors(step.where):
-                    fields[step.name] = self._derive(step.field, scope, taken.index_of(position))
+                    fields[step.name] = self._derive(step.field, scope, batch.index_of(position))
         return parts
 
     def call_function(self, values: Sequence[Any]) -> Mapping[str, Any]:
@@ -137,13 +137,13 @@ class FieldProcessor:
         return raw
 
     def finish(
-        self, raw: Mapping[str, Any], taken: Taken, *, is_in_parts: bool = False
-    ) -> Processed:
+        self, raw: Mapping[str, Any], batch: ItemBatch, *, is_in_parts: bool = False
+    ) -> ProcessedFields:
         """Split processed tensors into items and check them against the declared fields.
 
         Args:
             raw: the result of `process`, by field.
-            taken: the canonical items.
+            batch: the canonical items.
             is_in_parts: whether `raw` has a list of the items' parts for each field.
 
         Raises:
@@ -154,15 +154,15 @@ class FieldProcessor:
         if self.hf_call is not None and self.hf_call.hf.outputs and not is_in_parts:
             raw = rename_outputs(raw, self.hf_call.hf.outputs)
         self._check_names(raw)
-        parts: list[dict[str, Any]] = [Fields() for _ in taken.values]
+        parts: list[dict[str, Any]] = [Fields() for _ in batch.values]
         if self._needs_scopes:
             # a scope holds the fields of its item, which the steps fill in
-            scopes = self._make_scopes(taken, parts)
+            scopes = self._make_scopes(batch, parts)
         else:
             scopes = [self.scopes.static] * len(parts)
         for step in self._steps:
             with locate_errors(step.where):
-                values = self._split(step, raw, taken, scopes, is_in_parts)
+                values = self._split(step, raw, batch, scopes, is_in_parts)
             for fields, value in zip(parts, values, strict=True):
                 fields[step.name] = value
         for name, corner in self._unpad.items():
@@ -171,12 +171,12 @@ class FieldProcessor:
         for step in self._steps_to_check:
             with locate_errors(step.where):
                 for position, (fields, scope) in enumerate(zip(parts, scopes, strict=True)):
-                    self._check(step, fields[step.name], scope, taken.index_of(position))
+                    self._check(step, fields[step.name], scope, batch.index_of(position))
         return parts
 
     # -- the dummy request -------------------------------------------------------------------------
 
-    def make_zeros(self, taken: Taken) -> Processed | None:
+    def make_zeros(self, batch: ItemBatch) -> ProcessedFields | None:
         """Return the fields of the largest items, with zeros for what a Hugging Face processor
         would make of them: it gets a small item only, which tells the dtypes.
 
@@ -193,16 +193,16 @@ class FieldProcessor:
         columns: dict[str, list[torch.Tensor]] = {}
         try:
             small_fields = self.process_spec_item(self._item_type.small()[-1])
-            first = taken.each()[0]
+            first = batch.each()[0]
             (scope,) = self._make_scopes(first, self.derive_from_facts(first))
             for name, shape in evaluate_all(shapes, scope).items():
                 zeros = _make_zeros(shape, small_fields[name])
                 if zeros is None:
                     return None
-                columns[name] = [zeros] * len(taken.values)
+                columns[name] = [zeros] * len(batch.values)
         except SpecError:  # the processor takes no small item, or it alone tells a shape
             return None
-        return self.finish(columns, taken, is_in_parts=True)
+        return self.finish(columns, batch, is_in_parts=True)
 
     # -- what is known without an item -------------------------------------------------------------
 
@@ -247,21 +247,21 @@ class FieldProcessor:
 
     # -- machinery ---------------------------------------------------------------------------------
 
-    def _make_identity_columns(self, taken: Taken) -> dict[str, Any]:
+    def _make_identity_columns(self, batch: ItemBatch) -> dict[str, Any]:
         """Return the items as fields: of a record, each part is the field of its name."""
         columns: dict[str, Any] = {}
         for name in self._returned_names:
             if self._item_type.parts:
-                columns[name] = [value[name] for value in taken.values]
+                columns[name] = [value[name] for value in batch.values]
             else:
-                columns[name] = taken.values
+                columns[name] = batch.values
         return columns
 
-    def _call_process(self, taken: Taken) -> Mapping[str, Any]:
+    def _call_process(self, batch: ItemBatch) -> Mapping[str, Any]:
         """Return what the Hugging Face processor or the function of the spec returns for items."""
         if self.hf_call is not None:
-            return call_together({self.hf_call: taken})
-        raw = self.call_function(taken.values)
+            return call_together({self.hf_call: batch})
+        raw = self.call_function(batch.values)
         if self.copies_outputs:
             return copy.deepcopy(raw)
         return raw
@@ -276,12 +276,12 @@ class FieldProcessor:
             got = f"{sorted(raw)}, without {missing_names}"
             raise SpecError(f"{self.where}, process", expected, got)
 
-    def _make_scopes(self, taken: Taken, parts: Sequence[dict[str, Any]]) -> list[Scope]:
+    def _make_scopes(self, batch: ItemBatch, parts: Sequence[dict[str, Any]]) -> list[Scope]:
         """Return the scope of each item, in which its fields are as far as they are computed."""
         scopes = []
-        for position, (value, fields) in enumerate(zip(taken.values, parts, strict=True)):
-            index = taken.index_of(position)
-            scope = self.scopes.make(value, index, fields, taken.total, for_fields=True)
+        for position, (value, fields) in enumerate(zip(batch.values, parts, strict=True)):
+            index = batch.index_of(position)
+            scope = self.scopes.make(value, index, fields, batch.total, for_fields=True)
             scopes.append(scope)
         return scopes
 
@@ -289,18 +289,18 @@ class FieldProcessor:
         self,
         step: FieldStep,
         raw: Mapping[str, Any],
-        taken: Taken,
+        batch: ItemBatch,
         scopes: Sequence[Scope],
         is_in_parts: bool,
     ) -> Sequence[Any]:
         """Return the value of one field for each item."""
         if step.field.is_derived:
-            return self._derive_all(step.field, taken, scopes)
+            return self._derive_all(step.field, batch, scopes)
         if is_in_parts:
             return step.field.split_each(raw[step.name], scopes)
         return step.field.split(raw[step.name], scopes)
 
-    def _derive_all(self, field: Field, taken: Taken, scopes: Sequence[Scope]) -> Sequence[Any]:
+    def _derive_all(self, field: Field, batch: ItemBatch, scopes: Sequence[Scope]) -> Sequence[Any]:
         """Return the parts of a derived field.
 
         Raises:
@@ -311,7 +311,7 @@ class FieldProcessor:
         except (SpecError, ValueError):
             # one by one, which tells the item that is refused
             for position, scope in enumerate(scopes):
-                self._derive(field, scope, taken.index_of(position))
+                self._derive(field, scope, batch.index_of(position))
             raise
 
     def _derive(self, field: Field, scope: Scope, index: int) -> Any:

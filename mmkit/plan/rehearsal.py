@@ -25,7 +25,7 @@ from ..language.items.memory import share_memory
 from ..language.layout import ItemTokens
 from ..language.node import map_values
 from .modality import BoundModality, copy_outputs
-from .parsing import Taken
+from .parsing import ItemBatch
 
 SIZE_FACTORS = (1, 32, 1024)
 """By how much the small sizes of an item are multiplied, one after the other, until the function
@@ -89,7 +89,7 @@ def _process(modality: BoundModality, value: Any, words: str) -> None:
         SpecError: the spec refuses it, or the outputs contradict the declared fields.
     """
     with report_as_spec_error(words, modality.item.remedy):
-        modality.field_processor.run(Taken.whole([value]))
+        modality.field_processor.run(ItemBatch.whole([value]))
 
 
 # -- items -----------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def _find_index(values: Sequence[Any], value: Any) -> int:
 
 def _finish(modality: BoundModality, result: _Result) -> Sequence[dict[str, Any]]:
     """Return the fields of some items that were processed together."""
-    return modality.field_processor.finish(result.copied, Taken.whole(result.values))
+    return modality.field_processor.finish(result.copied, ItemBatch.whole(result.values))
 
 
 def _check_field_types(modality: BoundModality, fields: Sequence[Mapping[str, Any]]) -> None:
@@ -408,7 +408,7 @@ def _check_same_layout(modality: BoundModality, value: Any) -> None:
     Raises:
         SpecError: it does.
     """
-    (fields,) = modality.read_fields(Taken.whole([value]))
+    (fields,) = modality.read_fields(ItemBatch.whole([value]))
     scope = modality.scopes.make(value, 0, fields)
     expected_layout = None
     for _ in range(LAYOUT_EVALUATIONS):

@@ -39,9 +39,9 @@ from ..errors import MmkitError, SpecError
 from ..generate import find_variable
 from ..language.spec import Declaration
 from ..plan.bind import bind
-from ..plan.parsing import Taken
+from ..plan.parsing import ItemBatch
 from ..plan.plan import Plan
-from ..plan.processing import Processed
+from ..plan.processing import ProcessedFields
 
 NICENESS = 10
 """By how much render processes give way to others, such as the engine and the server."""
@@ -160,7 +160,7 @@ class RenderProcesses:
         for process in list(self._all):
             process.ready.result(START_TIMEOUT)
 
-    def process(self, items: Mapping[str, Taken]) -> Future[dict[str, Processed]]:
+    def process(self, items: Mapping[str, ItemBatch]) -> Future[dict[str, ProcessedFields]]:
         """Return the processed fields of the items of a request, as `Plan.process` returns them.
 
         Its errors are those of `Plan.process`, and MmkitError where the process ended.
@@ -183,7 +183,7 @@ class RenderProcesses:
         self._all.add(process)
         self._free.put(process)
 
-    def _run(self, items: Mapping[str, Taken]) -> dict[str, Processed]:
+    def _run(self, items: Mapping[str, ItemBatch]) -> dict[str, ProcessedFields]:
         process = self._free.get()
         try:
             process.ready.result(START_TIMEOUT)
@@ -227,7 +227,7 @@ class _Process:
         self.pid = self._pool.submit(os.getpid)
         self.ready = self._pool.submit(_start_worker, recipe, where, self._folder)
 
-    def process(self, items: Mapping[str, Taken]) -> dict[str, Processed]:
+    def process(self, items: Mapping[str, ItemBatch]) -> dict[str, ProcessedFields]:
         """Return the processed fields of items, by modality.
 
         Raises:
@@ -237,7 +237,7 @@ class _Process:
         """
         message = _write_message(items, self._items_file)
         answer = self._pool.submit(_process_in_worker, message, list(self._spare_files))
-        fields: dict[str, Processed] = {}
+        fields: dict[str, ProcessedFields] = {}
         for name, messages in answer.result(PATIENCE).items():
             fields[name] = [self._read_answer(message) for message in messages]
         return fields

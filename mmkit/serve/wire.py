@@ -34,7 +34,7 @@ from ..language.items import ItemType
 from ..language.items.pictures import upright_rgb
 from ..language.items.tensor import DTYPES, Text
 from ..language.layout import Target
-from ..plan.parsing import Taken
+from ..plan.parsing import ItemBatch
 from .decoding import decode_fields, decode_json, quote, starts_with
 from .protocol import Limits, ModalityInfo
 
@@ -425,7 +425,7 @@ def _find_fixed_target(modality: BoundModality) -> list[int] | None:
     items = list(modality.item.candidates())
     items.extend(modality.item.smallest())
     for item in items:
-        for _, target in modality.list_caller_ids(Taken.whole([item])):
+        for _, target in modality.list_caller_ids(ItemBatch.whole([item])):
             targets.add(target)
     if len(targets) != 1:
         return None

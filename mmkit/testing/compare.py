@@ -132,7 +132,7 @@ def _list_variants(subject: Subject, request: Request) -> list[Given]:
     """
     plan: Any = subject.plan
     data = {}
-    for name, parsed_items in plan.take(request.data()).items():
+    for name, parsed_items in plan.parse_items(request.data()).items():
         data[name] = list(parsed_items.values)
     prompts: list[Any] = [request.prompt]
     tokenizer = subject.processor.info.ctx.tokenizer

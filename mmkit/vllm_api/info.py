@@ -17,7 +17,7 @@ from ..errors import SpecError, report_as_spec_error
 from ..language.spec import Declaration
 from ..plan.bind import bind
 from ..plan.hf_calls import LazyProcessor
-from ..plan.item import as_taken, group_by_modality
+from ..plan.item import group_by_modality, make_batch
 from ..plan.plan import Plan
 from . import compat
 from .items import Parser, RequestItems, embeds_size
@@ -170,7 +170,7 @@ class DummyInputs(compat.BaseDummyInputsBuilder[ProcessingInfo]):
         items = self.info.new_parser().parse_mm_data(data)
         items.largest = frozenset(name for name in items if not _read_sizes(mm_options, name))
         groups = group_by_modality(items.make_items({}))
-        batches = {name: as_taken(group) for name, group in groups.items()}
+        batches = {name: make_batch(group) for name, group in groups.items()}
         with report_as_spec_error():
             return self.info.plan.shortest_prompt(batches), items
 

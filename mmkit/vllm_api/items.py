@@ -14,7 +14,7 @@ from ..language.field import Constant, Field, Flat, compact
 from ..plan.encoder_rows import rows_field
 from ..plan.item import Item, group_by_modality
 from ..plan.modality import BoundModality
-from ..plan.parsing import Embedding, Taken
+from ..plan.parsing import Embedding, ItemBatch
 from ..plan.placement import Placement
 from ..plan.plan import Plan
 from .compat import ELEMENTS_ARE_NAMED, FILES_TELL_DECODING, KEEPS_ON_CPU
@@ -157,7 +157,7 @@ class Parser(vllm_parse.MultiModalDataParser):
 
     def parse_modality(self, modality: BoundModality, data: Any) -> ModalityItems:
         """Return the items of one modality."""
-        batch: Taken = modality.parser.parse(data, self.hidden_size)
+        batch: ItemBatch = modality.parser.parse(data, self.hidden_size)
         if batch.embeds and batch.values:
             return EmbedItems(batch.values, modality.name)
         return vllm_parse.ProcessorBatchItems(batch.values, modality.name)

@@ -18,7 +18,7 @@ from functools import wraps
 from typing import Any
 
 from ..errors import MmkitError
-from ..plan.item import as_taken, group_by_modality
+from ..plan.item import group_by_modality, make_batch
 from ..rendering.pool import Recipe, RenderProcesses
 from .items import Needed, Offloaded
 
@@ -91,7 +91,7 @@ def wrap_process_tokens(
             except Needed as needed:
                 items = needed.items
             groups = group_by_modality(items)
-            batches = {name: as_taken(group) for name, group in groups.items()}
+            batches = {name: make_batch(group) for name, group in groups.items()}
             fields = await asyncio.wrap_future(processes.process(batches))
             offloaded.add_fields(items, fields)
         return await process_tokens(prompt, **options)

@@ -24,7 +24,7 @@ import pytest
 import torch
 from vllm.model_executor.models.registry import ModelRegistry
 
-from mmkit.plan.parsing import Taken
+from mmkit.plan.parsing import ItemBatch
 from mmkit.testing import (
     LAWS,
     AudioSample,
@@ -68,7 +68,7 @@ def test_the_largest_item_has_the_form_of_a_processed_one(name: str, shortened: 
     known = {}
     for modality in processor(name).plan.modalities.values():
         item = modality.largest_item()
-        (processed,) = modality.make_zeros(Taken.whole([item])) or [None]
+        (processed,) = modality.make_zeros(ItemBatch.whole([item])) or [None]
         if processed is not None:
             known[modality.name] = processed
             assert not find_difference(

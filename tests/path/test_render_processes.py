@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mmkit import InputError, ModelSpec, SpecError, Tensor, between
 from mmkit.errors import MmkitError
-from mmkit.plan.parsing import Taken
+from mmkit.plan.parsing import ItemBatch
 from mmkit.rendering import pool as render_processes
 from mmkit.rendering.pool import RenderProcesses
 from mmkit.testing import vllm_path
@@ -77,7 +77,7 @@ RECIPE = {"spec": SPEC, "config": CONFIG}
 
 
 def items(*first):
-    return {"m": Taken.whole([torch.full((1 + 4500 * (i % 3), 2), float(value)) for i, value in enumerate(first)])}
+    return {"m": ItemBatch.whole([torch.full((1 + 4500 * (i % 3), 2), float(value)) for i, value in enumerate(first)])}
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ from mmkit import (
     where,
 )
 from mmkit.plan.bind import bind, plan_for_options
-from mmkit.plan.parsing import Taken
+from mmkit.plan.parsing import ItemBatch
 
 from .common import CONFIG, Tokenizer, bind_modality, bind_plan, expect_refusal, make_modality
 
@@ -423,7 +423,7 @@ def write_nine(items, scope):
 def test_what_a_caller_writes_for_an_item(update, layout, ids, has_target):
     modality = bind_modality(update=update, layout=layout, process=write_nine)
     larger_than_largest = torch.zeros(3, 2)
-    _, second = modality.list_caller_ids(Taken.whole([larger_than_largest, ONE]))
+    _, second = modality.list_caller_ids(ItemBatch.whole([larger_than_largest, ONE]))
     assert list(second.ids) == ids
     assert list(second.target) == (ids if has_target else [])
 
@@ -570,7 +570,7 @@ def test_the_shortest_prompt_begins_with_the_prefix_of_an_insertion(prompt, shor
     )
     items = dict.fromkeys(plan.modalities, ONE)
     assert plan.spell(items) == [9]
-    assert plan.shortest_prompt(plan.take(items)) == shortest
+    assert plan.shortest_prompt(plan.parse_items(items)) == shortest
 
 
 @pytest.mark.parametrize("config", [CONFIG, SimpleNamespace(n=2)])
@@ -708,7 +708,7 @@ def test_derived_fields():
         return {"rows": torch.cat(items).repeat_interleave(2), "length": [len(value) for value in items]}
 
     modality = bind_modality(item=UP_TO_FOUR, fields=declared, process=process, cacheable=item.count < 3)
-    short, long = modality.field_processor.run(Taken.whole([torch.zeros(1), torch.ones(3)]))
+    short, long = modality.field_processor.run(ItemBatch.whole([torch.zeros(1), torch.ones(3)]))
     assert short["rows"].tolist() == [0.0] * 2
     assert long["rows"].tolist() == [1.0] * 6
     for item_fields, twice in ((short, 2), (long, 6)):
@@ -721,7 +721,7 @@ def test_derived_fields():
 def test_the_count_of_a_derived_field_includes_cached_items():
     declared = {"x": batched(), "count": derived(item.count)}
     modality = bind_modality(item=UP_TO_FOUR, fields=declared, cacheable=item.count < 3)
-    (item_fields,) = modality.field_processor.run(Taken([torch.zeros(1)], embeds=False, total=5))
+    (item_fields,) = modality.field_processor.run(ItemBatch([torch.zeros(1)], embeds=False, total=5))
     assert item_fields["count"] == 5
 
 
@@ -740,7 +740,7 @@ def test_a_buffer_that_is_overwritten_is_copied(requests):
     counts = []
     for numbers in requests:
         values = [torch.full((2, 2), float(number)) for number in numbers]
-        processed += modality.field_processor.run(Taken.whole(values))
+        processed += modality.field_processor.run(ItemBatch.whole(values))
         counts += [len(numbers)] * len(numbers)
     assert [item_fields["x"].unique().tolist() for item_fields in processed] == [[0.0], [1.0], [2.0], [9.0]]
     assert [item_fields["count"] for item_fields in processed] == counts
@@ -753,7 +753,7 @@ def test_what_is_no_number_is_the_same_the_next_time():
         return {"x": torch.tensor([[torch.nan, 1.0]] * len(items))}
 
     modality = bind_modality(process=process)
-    (item_fields,) = modality.field_processor.run(Taken.whole([ONE]))
+    (item_fields,) = modality.field_processor.run(ItemBatch.whole([ONE]))
     assert item_fields["x"].isnan().tolist() == [True, False]
 
 
@@ -764,7 +764,7 @@ def test_unpadding(shape):
     declared = {"x": batched(shape=shape), "n": batched()}
     modality = bind_modality(item=Tensor((between(1, 8),)), fields=declared, process=process)
     padded = {"values": torch.tensor([[1.0, 0.0], [2.0, 3.0]]), "lengths": torch.tensor([1, 2])}
-    processed = modality.field_processor.finish(padded, Taken.whole([torch.zeros(1), torch.zeros(2)]))
+    processed = modality.field_processor.finish(padded, ItemBatch.whole([torch.zeros(1), torch.zeros(2)]))
     assert [item_fields["x"].tolist() for item_fields in processed] == [[1.0], [2.0, 3.0]]
 
 
@@ -840,9 +840,9 @@ def test_an_error_beside_a_cached_item_names_the_item_of_the_request():
     plan = bind_plan(
         make_modality(item=UP_TO_FOUR, layout=embed(5) * item.length, fields={"x": batched(shape=(item.length,))})
     )
-    missing = Taken([None], embeds=False, total=2, indices=[1])
+    missing = ItemBatch([None], embeds=False, total=2, indices=[1])
     expect_refusal(InputError, "spec.m[1]: expected a …, got None, …", plan.process, {"m": missing})
-    too_long = Taken([torch.ones(5)], embeds=False, total=2, indices=[1])
+    too_long = ItemBatch([torch.ones(5)], embeds=False, total=2, indices=[1])
     with pytest.raises(InputError, match=r"^spec\.m\[1\]: expected at most 4 encoder row"):
         plan.modalities["m"].lay_out_all(too_long)
 
