@@ -22,7 +22,7 @@ RESULTS = Path(__file__).parent / "results"
 def quiet() -> None:
     """As few threads and messages as can be: call it before torch or vLLM is imported."""
     # numba gives torch as many threads as there are cores
-    shared.quiet(NUMBA_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
+    shared.quiet_libraries(NUMBA_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
 
 
 def ratio(seconds: Mapping[str, Sequence[float]], ours: str, theirs: str) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def store(
 
     MMKIT_RESULTS names another folder. What the figures were taken on is kept with them.
     """
-    table = shared.table(columns, rows)
+    table = shared.format_table(columns, rows)
     folder = Path(os.environ.get("MMKIT_RESULTS", RESULTS))
     folder.mkdir(parents=True, exist_ok=True)
     kept = {"on": machine(), **report, "table": table.splitlines()}

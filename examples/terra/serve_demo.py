@@ -42,7 +42,7 @@ def main(
     context = episode.frames[:CONTEXT_FRAMES]
     print("Starting the server, half a minute ...", flush=True)
     with Server(CHECKPOINT, *OPTIONS, log=out / "serve.log") as server, Client(server.url) as client:
-        looped = closed_loop(client, context, episode.actions, frames)
+        looped = run_closed_loop(client, context, episode.actions, frames)
         streamed = stream(client, context, episode.actions)
     print("Starting the engine in this process ...", flush=True)
     register()
@@ -67,7 +67,7 @@ def main(
         raise typer.Exit(1)
 
 
-def closed_loop(client: Client, context: np.ndarray, actions: np.ndarray, frames: int) -> np.ndarray:
+def run_closed_loop(client: Client, context: np.ndarray, actions: np.ndarray, frames: int) -> np.ndarray:
     """Frames (frames, num_image_patches), each generated after the action that the client sends for it."""
     known = len(context)
     with client.session(prompt_of(client, context), {"actions": actions[:known]}, **SAMPLING) as session:

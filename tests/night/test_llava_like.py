@@ -73,7 +73,7 @@ def merged(folder: Path, checkpoint: Path, lora: Path) -> Path:
     for name in [name for name in added if name.endswith(".lora_A.weight")]:
         module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
         weights[f"{module}.weight"] += added[name.replace("lora_A", "lora_B")] @ added[name]
-    return parts.changed(folder, checkpoint, weights)
+    return parts.write_variant(folder, checkpoint, weights)
 
 
 def test_an_adapter_of_the_tower_is_as_its_weights_in_the_checkpoint(engines: ExitStack, tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def served(messages: Any, interleave: bool, **options: Any) -> tuple[list[int], 
     options["chat_template_kwargs"] = options.pop("more")
     with _interleaving(interleave), doors()._in_place():
         doors().llm.chat([messages], SamplingParams(), use_tqdm=False, **options)
-    arrived = doors()._engine._arrived
+    arrived = doors().last_prompt
     if arrived["type"] == "token":
         return list(arrived["prompt_token_ids"]), {}
     outcome = vllm_path.read_outcome(arrived)

@@ -43,7 +43,7 @@ from mmkit.testing.differences import find_difference
 from tests import ROOT, hf_law
 from tests.oracles import SYSTEMS, compare_results, hand_written, processor, replay
 from tests.profiles import scaled
-from tools.lines import code_lines
+from tools.lines import count_code_lines
 
 # -- stored cases ------------------------------------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ def test_the_table_of_the_docs() -> None:
     known = {}
     for name, system in SYSTEMS.items():
         path = Path(*("examples/" + system.spec.split(":")[0].replace(".", "/") + ".py").split("/"))
-        known[str(path)] = code_lines(path.read_text(), imports=False), sum(n == name for n, _ in CASES)
+        known[str(path)] = count_code_lines(path.read_text(), imports=False), sum(n == name for n, _ in CASES)
     assert {path: (int(lines), int(cases)) for path, lines, cases in stated} == known
 
 

@@ -40,7 +40,7 @@ def test_whatever_goes_wrong_is_a_failure(
         code = f"import os; print({line!r}, flush=True); os._exit(3)\n"
         (tmp_path / version / "sitecustomize.py").write_text(code)
     monkeypatch.setattr(matrix, "build", lambda versions: None)
-    monkeypatch.setattr(matrix, "facts", lambda version: {"kernels": "", "transformers": "", "patches": []})
+    monkeypatch.setattr(matrix, "read_facts", lambda version: {"kernels": "", "transformers": "", "patches": []})
     monkeypatch.setattr(matrix, "environment", lambda version: {"PYTHONPATH": str(tmp_path / version)})
     monkeypatch.setattr(matrix, "LOGS", tmp_path)
     with pytest.raises(SystemExit) as ended:
@@ -76,9 +76,10 @@ def test_a_tree_of_another_recipe_is_built_again(tmp_path: Path, monkeypatch: py
 
 
 def test_a_version_without_a_tree_is_refused() -> None:
-    with pytest.raises(typer.BadParameter, match=r"_releases in tools/matrix/trees.py lists, 0.11.2 to 0.33.0, got '0"):
-        trees.known("0.99.0")
+    message = r"_list_releases in tools/matrix/trees.py lists, 0.11.2 to 0.33.0, got '0"
+    with pytest.raises(typer.BadParameter, match=message):
+        trees.parse_version("0.99.0")
 
 
 def test_the_page_in_the_docs_is_that_of_the_stored_results() -> None:
-    assert page.page(json.loads(page.STORED.read_text())) == page.PAGE.read_text()
+    assert page.format_page(json.loads(page.STORED.read_text())) == page.PAGE.read_text()

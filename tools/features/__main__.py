@@ -1,8 +1,11 @@
-"""Run features of vLLM on one checkpoint, by vLLM's own class and with mmkit:
-``python -m tools.features --help``."""
+"""Run features of vLLM on one checkpoint, by vLLM's own class and with mmkit.
+
+``python -m tools.features --help``.
+"""
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -10,8 +13,7 @@ from typing import Annotated, Any
 import typer
 from tqdm import tqdm
 
-from tools.shared import QUIET, ROOT, told
-from tools.shared import table as markdown
+from tools.shared import QUIET_VARIABLES, ROOT, format_table, run_module
 
 from .rows import FEATURES, Feature
 
@@ -19,31 +21,13 @@ STORED = ROOT / "docs" / "data" / "features.json"
 """The results that docs/data/features.md shows; a run of some features changes these alone."""
 
 SECONDS = 900
-ALONE, SEVERAL = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}, {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-"""Variables of an engine in one process, and of one in several."""
+"""For one feature on one side."""
 
-Outcome = dict[str, Any]
-"""An `answer`, or an `error`."""
+IN_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""Variables of an engine in one process."""
 
-
-def outcome(feature: Feature, own: bool) -> Outcome:
-    """What one side makes of a feature, in a process of its own, which it may take down."""
-    variables = QUIET | (SEVERAL if feature.processes else ALONE)
-    with TemporaryDirectory() as folder:
-        words = ("tools.features.rows", feature.name, folder, *(["--own"] if own else []))
-        log = Path("out", "features.log")
-        results, ended = told(*words, log=log, seconds=SECONDS, variables=variables)
-    return results[0] if results else {"error": ended}
-
-
-def verdict(theirs: Outcome, ours: Outcome) -> str:
-    """A word for two outcomes."""
-    if "error" in theirs:
-        return "fails on both" if "error" in ours else "fails on vLLM's class alone"
-    if "error" in ours:
-        return "fails"
-    return "same" if theirs["answer"] == ours["answer"] else "differs"
-
+IN_SEVERAL_PROCESSES = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+"""Variables of an engine in several processes."""
 
 WORDS = {
     "same": "works, the same answers",
@@ -52,15 +36,13 @@ WORDS = {
     "fails on both": "fails with both",
     "fails on vLLM's class alone": "works with mmkit; fails with vLLM's class",
 }
+"""What the page says of each verdict."""
 
+MAX_ERROR_LENGTH = 120
+"""Characters of an error in the table."""
 
-def table(results: dict[str, dict[str, str]]) -> str:
-    """The table of the page."""
-    rows = [
-        (name, WORDS[got["verdict"]], got.get("vllm", "").strip().partition("\n")[0][:120])
-        for name, got in results.items()
-    ]
-    return markdown(("feature", "result", "what vLLM's class ends with"), rows)
+Outcome = dict[str, Any]
+"""An `answer`, or an `error`."""
 
 
 def main(
@@ -70,18 +52,70 @@ def main(
     store: Annotated[Path | None, typer.Option(help="JSON file for the results.")] = None,
 ) -> None:
     """Run each feature by vLLM's class and by the same model with mmkit."""
-    results = json.loads(store.read_text()) if store and store.exists() else {}
-    chosen = [feature for feature in FEATURES if any(n in feature.name for n in names or [""])]
-    for feature in tqdm(chosen, unit="feature", disable=None):
-        sides = {"vllm": outcome(feature, True), "mmkit": outcome(feature, False)}
-        errors = {side: got["error"] for side, got in sides.items() if "error" in got}
-        results[feature.name] = {"verdict": verdict(*sides.values()), **errors}
-        tqdm.write(f"{feature.name}: {results[feature.name]}")
+    results: dict[str, dict[str, str]] = {}
+    if store and store.exists():
+        results = json.loads(store.read_text())
+    for feature in tqdm(find_features(names or [""]), unit="feature", disable=None):
+        outcomes = {
+            "vllm": run_feature(feature, use_vllm_class=True),
+            "mmkit": run_feature(feature, use_vllm_class=False),
+        }
+        result = {"verdict": judge(outcomes["vllm"], outcomes["mmkit"])}
+        for side, outcome in outcomes.items():
+            if "error" in outcome:
+                result[side] = outcome["error"]
+        results[feature.name] = result
+        tqdm.write(f"{feature.name}: {result}")
         if store:  # as it goes: all take half an hour
             store.write_text(json.dumps(results, indent=1) + "\n")
-    print(table(results))
-    wrong = [name for name, got in results.items() if got["verdict"] in ("fails", "differs")]
-    sys.exit(bool(wrong))
+    print(format_results(results))
+    verdicts = [result["verdict"] for result in results.values()]
+    sys.exit("fails" in verdicts or "differs" in verdicts)
+
+
+def find_features(parts: Sequence[str]) -> list[Feature]:
+    """Return the features whose names have one of some parts."""
+    return [feature for feature in FEATURES if any(part in feature.name for part in parts)]
+
+
+def run_feature(feature: Feature, *, use_vllm_class: bool) -> Outcome:
+    """Run one side of a feature in a process of its own, which it may take down."""
+    variables = IN_SEVERAL_PROCESSES if feature.processes else IN_ONE_PROCESS
+    with TemporaryDirectory() as folder:
+        module = ["tools.features.rows", feature.name, folder]
+        if use_vllm_class:
+            module.append("--use-vllm-class")
+        results, ending = run_module(
+            *module,
+            log=Path("out", "features.log"),
+            seconds=SECONDS,
+            variables=QUIET_VARIABLES | variables,
+        )
+    if results:
+        return results[0]
+    return {"error": ending}
+
+
+def judge(vllm: Outcome, mmkit: Outcome) -> str:
+    """Return the verdict on two outcomes."""
+    if "error" in vllm and "error" in mmkit:
+        return "fails on both"
+    if "error" in vllm:
+        return "fails on vLLM's class alone"
+    if "error" in mmkit:
+        return "fails"
+    if vllm["answer"] != mmkit["answer"]:
+        return "differs"
+    return "same"
+
+
+def format_results(results: dict[str, dict[str, str]]) -> str:
+    """Return the table of the page."""
+    rows = []
+    for name, result in results.items():
+        error = result.get("vllm", "").strip().partition("\n")[0]
+        rows.append((name, WORDS[result["verdict"]], error[:MAX_ERROR_LENGTH]))
+    return format_table(("feature", "result", "what vLLM's class ends with"), rows)
 
 
 if __name__ == "__main__":

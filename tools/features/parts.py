@@ -14,49 +14,54 @@ from safetensors.torch import load_file, save_file
 WEIGHTS = "model.safetensors"
 
 
-def adapter(folder: Path, checkpoint: Path, *parts: str) -> Path:
-    """A LoRA adapter for the projections of all layers whose names start with some prefixes."""
+def write_adapter(folder: Path, checkpoint: Path, *prefixes: str) -> Path:
+    """Write a LoRA adapter for the projections of layers whose names start with some prefixes."""
     folder.mkdir()
     torch.manual_seed(1)
     tensors: dict[str, torch.Tensor] = {}
     targets: set[str] = set()
     for name, weight in load_file(checkpoint / WEIGHTS).items():
         module = name.removesuffix(".weight")
-        if name.startswith(parts) and module.endswith(("_proj", "fc1", "fc2")):
+        if name.startswith(prefixes) and module.endswith(("_proj", "fc1", "fc2")):
             rows, columns = weight.shape
             lora = f"base_model.model.{module}.lora"
             tensors[f"{lora}_A.weight"] = torch.randn(8, columns) * columns**-0.5
             tensors[f"{lora}_B.weight"] = torch.randn(rows, 8) * 0.5
             targets.add(module.rpartition(".")[2])
     save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "bias": "none"}
-    config["target_modules"] = sorted(targets)
+    config = {
+        "peft_type": "LORA",
+        "r": 8,
+        "lora_alpha": 8,
+        "bias": "none",
+        "target_modules": sorted(targets),
+    }
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
 
 
-def changed(
-    folder: Path, checkpoint: Path, weights: dict[str, torch.Tensor], **config: Any
+def write_variant(
+    folder: Path, checkpoint: Path, weights: dict[str, torch.Tensor], **fields: Any
 ) -> Path:
-    """The checkpoint with other weights, and with more in its config."""
+    """Write the checkpoint with other weights, and with further fields of its config."""
     shutil.copytree(checkpoint, folder)
     save_file(weights, folder / WEIGHTS, {"format": "pt"})
-    known = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**known, **config}))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
     return folder
 
 
-def with_head(folder: Path, checkpoint: Path, labels: int = 2) -> Path:
-    """The checkpoint with the head of a classifier."""
+def write_classifier(folder: Path, checkpoint: Path, labels: int = 2) -> Path:
+    """Write the checkpoint with the head of a classifier."""
     torch.manual_seed(2)
     weights = load_file(checkpoint / WEIGHTS)
     weights["language_model.score.weight"] = torch.randn(labels, 64)
     names = {i: str(i) for i in range(labels)}
-    return changed(folder, checkpoint, weights, num_labels=labels, id2label=names)
+    return write_variant(folder, checkpoint, weights, num_labels=labels, id2label=names)
 
 
-def quantised(folder: Path, checkpoint: Path) -> Path:
-    """The checkpoint with the language model's layers in int8, as compressed-tensors has them."""
+def quantise(folder: Path, checkpoint: Path) -> Path:
+    """Write the checkpoint with the language model's layers in int8, as compressed-tensors does."""
     from compressed_tensors.quantization import QuantizationConfig, preset_name_to_scheme
 
     weights: dict[str, torch.Tensor] = {}
@@ -71,11 +76,11 @@ def quantised(folder: Path, checkpoint: Path) -> Path:
     config = QuantizationConfig(
         config_groups={"group_0": scheme}, format="int-quantized", ignore=ignored
     )
-    return changed(folder, checkpoint, weights, quantization_config=config.to_dict())
+    return write_variant(folder, checkpoint, weights, quantization_config=config.to_dict())
 
 
-def draft(folder: Path, checkpoint: Path, kind: str) -> Path:
-    """A Llama of one layer that drafts for the language model, or an EAGLE or EAGLE-3 for it."""
+def write_draft(folder: Path, checkpoint: Path, kind: str) -> Path:
+    """Write a Llama of one layer that drafts for the language model, or an EAGLE or EAGLE-3."""
     from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
     text = AutoConfig.from_pretrained(checkpoint).text_config.to_dict()
@@ -83,26 +88,17 @@ def draft(folder: Path, checkpoint: Path, kind: str) -> Path:
     torch.manual_seed(3)
     model = LlamaForCausalLM(config)
     folder.mkdir()
-    config.architectures = ["LlamaForCausalLM"]
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    width = config.hidden_size
     if kind == "eagle":
         config.architectures = ["EagleLlamaForCausalLM"]
-        weights = renamed(weights, "model.", "")
-        for name in ("embed_tokens", "lm_head", "norm", "layers.0.input_layernorm"):
-            del weights[f"{name}.weight"]
-        weights["fc.weight"] = torch.randn(width, 2 * width) * 0.1
-    if kind == "eagle3":
+        weights = convert_to_eagle(weights, config.hidden_size)
+    elif kind == "eagle3":
         config.architectures = ["LlamaForCausalLMEagle3"]
         config.draft_vocab_size = config.vocab_size
         config.eagle_aux_hidden_state_layer_ids = [0, 1, 2]
-        weights = renamed(renamed(weights, "model.layers.0.", "midlayer."), "model.", "")
-        del weights["embed_tokens.weight"]
-        for letter in "qkv":
-            name = f"midlayer.self_attn.{letter}_proj.weight"
-            weights[name] = weights[name].repeat(1, 2)
-        weights["midlayer.hidden_norm.weight"] = torch.ones(width)
-        weights["fc.weight"] = torch.randn(width, 3 * width) * 0.1
+        weights = convert_to_eagle3(weights, config.hidden_size)
+    else:
+        config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
     weights = {name: tensor.contiguous() for name, tensor in weights.items()}
     save_file(weights, folder / WEIGHTS, {"format": "pt"})
@@ -111,5 +107,30 @@ def draft(folder: Path, checkpoint: Path, kind: str) -> Path:
     return folder
 
 
-def renamed(weights: dict[str, torch.Tensor], old: str, new: str) -> dict[str, torch.Tensor]:
+def convert_to_eagle(weights: dict[str, torch.Tensor], width: int) -> dict[str, torch.Tensor]:
+    """Return the weights of a Llama under the names of an EAGLE, with its projection."""
+    weights = replace_in_names(weights, "model.", "")
+    for name in ("embed_tokens", "lm_head", "norm", "layers.0.input_layernorm"):
+        del weights[f"{name}.weight"]
+    weights["fc.weight"] = torch.randn(width, 2 * width) * 0.1
+    return weights
+
+
+def convert_to_eagle3(weights: dict[str, torch.Tensor], width: int) -> dict[str, torch.Tensor]:
+    """Return the weights of a Llama under the names of an EAGLE-3, with its projections."""
+    weights = replace_in_names(weights, "model.layers.0.", "midlayer.")
+    weights = replace_in_names(weights, "model.", "")
+    del weights["embed_tokens.weight"]
+    for letter in "qkv":
+        name = f"midlayer.self_attn.{letter}_proj.weight"
+        weights[name] = weights[name].repeat(1, 2)
+    weights["midlayer.hidden_norm.weight"] = torch.ones(width)
+    weights["fc.weight"] = torch.randn(width, 3 * width) * 0.1
+    return weights
+
+
+def replace_in_names(
+    weights: dict[str, torch.Tensor], old: str, new: str
+) -> dict[str, torch.Tensor]:
+    """Return the weights under other names."""
     return {name.replace(old, new): tensor for name, tensor in weights.items()}

@@ -17,7 +17,7 @@ import typer
 from examples.llava_like.cases import Case, draw_picture, make_cases
 from examples.llava_like.checkpoint import make_checkpoint
 from examples.llava_like.offline import answer, engine
-from tools.shared import tell
+from tools.shared import print_result
 
 from . import parts
 
@@ -26,10 +26,9 @@ from . import parts
 class Side:
     """One checkpoint, run by this repository's model or by vLLM's own class."""
 
-    own: bool
+    use_vllm_class: bool
     folder: Path
     stack: ExitStack
-    processes: bool = False
 
     @cached_property
     def checkpoint(self) -> Path:
@@ -47,13 +46,21 @@ class Side:
         return [case.request() for case in self.cases]
 
     def engine(self, checkpoint: Path | None = None, **options: Any) -> Any:
-        """An engine, as long as the side lives: the first that ends takes down what all share."""
+        """Start an engine that lives as long as the side.
+
+        The first engine that ends would take down what all of a process share.
+        """
         default = {"enforce_eager": True, "seed": 0, "max_model_len": 512, "max_num_seqs": 16}
-        started = engine(checkpoint or self.checkpoint, own=self.own, **default | options)
-        return self.stack.enter_context(started)
+        return self.stack.enter_context(
+            engine(
+                checkpoint or self.checkpoint,
+                use_vllm_class=self.use_vllm_class,
+                **default | options,
+            )
+        )
 
     def answers(self, checkpoint: Path | None = None, **options: Any) -> list[list[int]]:
-        """Greedy answers of an engine."""
+        """Return the greedy answers of an engine with these options."""
         return answer(self.engine(checkpoint, **options), self.requests)
 
 
@@ -65,8 +72,8 @@ class Feature:
     """A row of the table.
 
     Attributes:
-        name: as the page says it.
-        run: what a side answers; equal answers are the point.
+        name: as the page shows it.
+        run: returns the answers of a side; both sides should give the same.
         processes: whether its engines run in processes of their own.
     """
 
@@ -79,20 +86,25 @@ FEATURES: list[Feature] = []
 
 
 def feature(name: str, *, processes: bool = False) -> Callable[[Run], Run]:
-    def declared(run: Run) -> Run:
+    """Add a function to `FEATURES`, as a decorator."""
+
+    def add(run: Run) -> Run:
         FEATURES.append(Feature(name, run, processes))
         return run
 
-    return declared
+    return add
 
 
-def options(name: str, *, processes: bool = False, **given: Any) -> None:
-    """A feature that is an option of the engine."""
-    feature(name, processes=processes)(lambda side: side.answers(**given))
+def add_option(name: str, *, processes: bool = False, **engine_options: Any) -> None:
+    """Add a feature that is one or more options of the engine."""
+
+    @feature(name, processes=processes)
+    def _(side: Side) -> Any:
+        return side.answers(**engine_options)
 
 
-def ask(llm: Any, requests: Any, lora: Any = None, **options: Any) -> Any:
-    """What vLLM tells of each request, greedy unless options say otherwise."""
+def generate(llm: Any, requests: Any, lora: Any = None, **options: Any) -> Any:
+    """Return vLLM's results, greedy unless options say otherwise."""
     from vllm import SamplingParams
 
     greedy = {"temperature": 0.0, "max_tokens": 16, "ignore_eos": True}
@@ -100,35 +112,42 @@ def ask(llm: Any, requests: Any, lora: Any = None, **options: Any) -> Any:
     return llm.generate(requests, sampling, use_tqdm=False, lora_request=lora)
 
 
-def ids(results: Any) -> list[list[int]]:
+def read_ids(results: Any) -> list[list[int]]:
+    """Return the ids of vLLM's results."""
     return [list(result.outputs[0].token_ids) for result in results]
 
 
-def different(first: Any, second: Any) -> Any:
-    """What a feature answers, if that is another answer than without it."""
-    if first == second:
+def check_effect(without: Any, answers: Any) -> Any:
+    """Return the answers with a feature, which have to differ from those without it.
+
+    Raises:
+        ValueError: they are equal.
+    """
+    if without == answers:
         raise ValueError("it changes nothing")
-    return second
+    return answers
 
 
-options("greedy answers")
+add_option("greedy answers")
 
 
 @feature("prefix caching")
 def _(side: Side) -> Any:
     llm = side.engine(enable_prefix_caching=True)
     first = answer(llm, side.requests)
-    results = ask(llm, side.requests)
-    cached = [result.num_cached_tokens for result in results]
-    return ids(results), different([0] * len(results), cached), first == ids(results)
+    results = generate(llm, side.requests)
+    second = read_ids(results)
+    num_cached = [result.num_cached_tokens for result in results]
+    check_effect([0] * len(results), num_cached)
+    return second, num_cached, first == second
 
 
 SMALL = {"max_num_batched_tokens": 8, "max_num_seqs": 4, "enable_prefix_caching": False}
 WHOLE = {"max_num_batched_tokens": 32, "disable_chunked_mm_input": True}
-options("chunked prefill, 8 tokens at a time", **SMALL)
-options("chunked prefill that does not split an item", **WHOLE)
-options("no cache of processed items", mm_processor_cache_gb=0)
-options("`async_scheduling`", async_scheduling=True)
+add_option("chunked prefill, 8 tokens at a time", **SMALL)
+add_option("chunked prefill that does not split an item", **WHOLE)
+add_option("no cache of processed items", mm_processor_cache_gb=0)
+add_option("`async_scheduling`", async_scheduling=True)
 
 
 @feature("structured outputs: a choice, a pattern, JSON")
@@ -140,9 +159,14 @@ def _(side: Side) -> Any:
     forms = ({"choice": ["circle", "square"]}, {"regex": "[0-9]{3}"}, {"json": schema})
     texts = []
     for form in forms:
-        limits = {"structured_outputs": StructuredOutputsParams(**form), "ignore_eos": False}
-        results = ask(llm, side.requests[:4], max_tokens=24, **limits)
-        texts += [result.outputs[0].text for result in results]
+        results = generate(
+            llm,
+            side.requests[:4],
+            max_tokens=24,
+            structured_outputs=StructuredOutputsParams(**form),
+            ignore_eos=False,
+        )
+        texts.extend(result.outputs[0].text for result in results)
     return texts
 
 
@@ -151,18 +175,30 @@ def _(side: Side) -> Any:
     from vllm.sampling_params import BeamSearchParams
 
     beams = BeamSearchParams(beam_width=3, max_tokens=6)
-    results = side.engine().beam_search(side.requests[:4], beams)
-    return [[list(sequence.tokens) for sequence in one.sequences] for one in results]
+    answers = []
+    for result in side.engine().beam_search(side.requests[:4], beams):
+        answers.append([list(sequence.tokens) for sequence in result.sequences])
+    return answers
 
 
 @feature("log probabilities")
 def _(side: Side) -> Any:
-    results = ask(side.engine(), side.requests[:6], max_tokens=4, logprobs=3, prompt_logprobs=1)
+    results = generate(
+        side.engine(), side.requests[:6], max_tokens=4, logprobs=3, prompt_logprobs=1
+    )
+    answers = []
+    for result in results:
+        of_prompt = [read_logprobs(step) for step in result.prompt_logprobs]
+        of_output = [read_logprobs(step) for step in result.outputs[0].logprobs]
+        answers.append((of_output, of_prompt))
+    return answers
 
-    def numbers(steps: Any) -> Any:
-        return [one and {token: known.logprob for token, known in one.items()} for one in steps]
 
-    return [(numbers(r.outputs[0].logprobs), numbers(r.prompt_logprobs)) for r in results]
+def read_logprobs(step: Any) -> dict[int, float] | None:
+    """Return the log probabilities at a token; the first of a prompt has None."""
+    if step is None:
+        return None
+    return {token: logprob.logprob for token, logprob in step.items()}
 
 
 @feature("chat, offline")
@@ -183,99 +219,111 @@ def _(side: Side) -> Any:
     from examples.llava_like.reference import Reference
 
     reference = Reference(side.checkpoint)
-    rows = [(case, reference.embed(case.images)) for case in side.cases if case.images]
-    return answer(side.engine(), [case.request(torch.stack(own)) for case, own in rows])
+    requests = []
+    for case in side.cases:
+        if case.images:
+            requests.append(case.request(torch.stack(reference.embed(case.images))))
+    return answer(side.engine(), requests)
 
 
 @feature("`language_model_only`")
 def _(side: Side) -> Any:
     llm = side.engine(language_model_only=True)
-    return answer(llm, [case.request() for case in side.cases if not case.images])
+    without_images = [case.request() for case in side.cases if not case.images]
+    return answer(llm, without_images)
 
 
 NGRAMS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
-options("ngram drafts", speculative_config=NGRAMS)
+add_option("ngram drafts", speculative_config=NGRAMS)
 
 
-def drafts(name: str, kind: str) -> None:
+def add_draft(name: str, kind: str) -> None:
+    """Add a feature that is a draft of some kind."""
+
     @feature(name)
     def _(side: Side) -> Any:
-        model = parts.draft(side.folder / kind, side.checkpoint, kind)
+        model = parts.write_draft(side.folder / kind, side.checkpoint, kind)
         config = {"method": kind, "model": str(model), "num_speculative_tokens": 2}
         return side.answers(speculative_config=config)
 
 
-drafts("a draft model", "draft_model")
-drafts("EAGLE", "eagle")
-drafts("EAGLE-3", "eagle3")
+add_draft("a draft model", "draft_model")
+add_draft("EAGLE", "eagle")
+add_draft("EAGLE-3", "eagle3")
 
 
 LORA = {"enable_lora": True, "max_lora_rank": 8}
 
 
-def lora(side: Side, *parts_of: str) -> Any:
-    """An adapter, as requests have it."""
+def make_lora(side: Side, *prefixes: str) -> Any:
+    """Return an adapter for layers with some prefixes, as requests have it."""
     from vllm.lora.request import LoRARequest
 
-    path = parts.adapter(side.folder / "adapter", side.checkpoint, *parts_of)
+    path = parts.write_adapter(side.folder / "adapter", side.checkpoint, *prefixes)
     return LoRARequest("a", 1, str(path))
 
 
 @feature("LoRA, mixed with requests without")
 def _(side: Side) -> Any:
-    llm, adapter = side.engine(**LORA), lora(side, "language_model.")
-    mixed = [adapter if i % 2 else None for i in range(len(side.requests))]
-    return different(answer(llm, side.requests), ids(ask(llm, side.requests, mixed)))
+    llm = side.engine(**LORA)
+    adapters: list[Any] = [None] * len(side.requests)
+    adapters[1::2] = [make_lora(side, "language_model.")] * len(adapters[1::2])
+    results = generate(llm, side.requests, adapters)
+    return check_effect(answer(llm, side.requests), read_ids(results))
 
 
 @feature("`default_mm_loras`")
 def _(side: Side) -> Any:
-    default = {"image": lora(side, "language_model.").lora_path}
-    return different(side.answers(), side.answers(**LORA, default_mm_loras=default))
+    default = {"image": make_lora(side, "language_model.").lora_path}
+    return check_effect(side.answers(), side.answers(**LORA, default_mm_loras=default))
 
 
 @feature("LoRA on the tower and the connector, loaded once")
 def _(side: Side) -> Any:
     llm = side.engine(**LORA, enable_tower_connector_lora=True)
-    adapter = lora(side, "language_model.", "vision_tower.")
-    results = ask(llm, side.requests, [adapter] * len(side.requests))
-    return different(answer(llm, side.requests), ids(results))
+    adapter = make_lora(side, "language_model.", "vision_tower.")
+    results = generate(llm, side.requests, [adapter] * len(side.requests))
+    return check_effect(answer(llm, side.requests), read_ids(results))
 
 
 @feature("pooling: `embed`")
 def _(side: Side) -> Any:
     llm = side.engine(runner="pooling", convert="embed")
-    return [one.outputs.embedding for one in llm.embed(side.requests, use_tqdm=False)]
+    return [result.outputs.embedding for result in llm.embed(side.requests, use_tqdm=False)]
 
 
 @feature("classification: `classify`")
 def _(side: Side) -> Any:
-    folder = parts.with_head(side.folder / "head", side.checkpoint)
+    folder = parts.write_classifier(side.folder / "head", side.checkpoint)
     llm = side.engine(folder, runner="pooling", convert="classify")
-    return [one.outputs.probs for one in llm.classify(side.requests, use_tqdm=False)]
+    return [result.outputs.probs for result in llm.classify(side.requests, use_tqdm=False)]
 
 
 @feature("int8 weights and activations, compressed-tensors")
 def _(side: Side) -> Any:
-    folder = parts.quantised(side.folder / "int8", side.checkpoint)
-    return different(side.answers(), side.answers(folder))
+    folder = parts.quantise(side.folder / "int8", side.checkpoint)
+    return check_effect(side.answers(), side.answers(folder))
 
 
-options("two processes per layer, TP", tensor_parallel_size=2, processes=True)
-options("two stages, PP", pipeline_parallel_size=2, processes=True)
+add_option("two processes per layer, TP", tensor_parallel_size=2, processes=True)
+add_option("two stages, PP", pipeline_parallel_size=2, processes=True)
 DATA = {"tensor_parallel_size": 2, "mm_encoder_tp_mode": "data"}
-options("`mm_encoder_tp_mode=data`", **DATA, processes=True)
+add_option("`mm_encoder_tp_mode=data`", **DATA, processes=True)
 
 
 @feature("an encoder's process and a language model's, EPD", processes=True)
 def _(side: Side) -> Any:
-    config = {"ec_connector": "ECExampleConnector"}
-    config["ec_connector_extra_config"] = {"shared_storage_path": str(side.folder / "encoded")}
-    producer, consumer = ({**config, "ec_role": role} for role in ("ec_producer", "ec_consumer"))
-    encoder = side.engine(ec_transfer_config=producer, enable_prefix_caching=False)
+    storage = side.folder / "encoded"
+    config = {
+        "ec_connector": "ECExampleConnector",
+        "ec_connector_extra_config": {"shared_storage_path": str(storage)},
+    }
+    encoder = side.engine(
+        ec_transfer_config=config | {"ec_role": "ec_producer"}, enable_prefix_caching=False
+    )
     answer(encoder, side.requests, max_tokens=1)
-    encoded = sum(1 for _ in (side.folder / "encoded").rglob("*.safetensors"))
-    return encoded, side.answers(ec_transfer_config=consumer)
+    num_encoded = len(list(storage.rglob("*.safetensors")))
+    return num_encoded, side.answers(ec_transfer_config=config | {"ec_role": "ec_consumer"})
 
 
 @feature("`reload_weights`")
@@ -285,17 +333,18 @@ def _(side: Side) -> Any:
     return answer(llm, side.requests)
 
 
-def main(name: str, folder: Path, own: bool = False) -> None:
-    """Tell what a side makes of a feature, as an `answer` or an `error`."""
+def main(name: str, folder: Path, use_vllm_class: bool = False) -> None:
+    """Print the outcome of a feature on a side, as an `answer` or an `error`."""
     from examples.llava_like import register
 
     register()
-    (chosen,) = (one for one in FEATURES if one.name == name)
+    by_name = {feature.name: feature for feature in FEATURES}
     with ExitStack() as stack:
         try:
-            tell({"answer": chosen.run(Side(own, folder, stack))})
+            answers = by_name[name].run(Side(use_vllm_class, folder, stack))
+            print_result({"answer": answers})
         except Exception as error:
-            tell({"error": f"{type(error).__name__}: {error}"})
+            print_result({"error": f"{type(error).__name__}: {error}"})
 
 
 if __name__ == "__main__":

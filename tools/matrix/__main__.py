@@ -1,5 +1,7 @@
-"""Run the same specs on many versions of vLLM: ``python -m tools.matrix --help``, or ``make matrix
-VERSIONS="..."``."""
+"""Run the same specs on many versions of vLLM.
+
+``python -m tools.matrix --help``, or ``make matrix VERSIONS="..."``.
+"""
 
 import json
 import sys
@@ -11,11 +13,11 @@ from typing import Annotated, Any
 import typer
 from tqdm import tqdm
 
-from tools.shared import told
+from tools.shared import run_module
 
 from .checks import CHECKS, EXAMPLES
-from .page import STORED, failures, table, write
-from .trees import RELEASES, build, environment, facts, known
+from .page import STORED, find_failures, format_entries, write
+from .trees import RELEASES, build, environment, parse_version, read_facts
 
 LOGS = Path("out", "matrix")
 SECONDS = 900
@@ -26,8 +28,8 @@ PROCESSES = (("cases", "plugins", "differential"), ("laws",), ("engine",), ("ser
 
 
 def run(version: str, checks: Sequence[str], options: Sequence[str] = ()) -> dict[str, Any]:
-    """What came of some checks on one version."""
-    tree = facts(version)
+    """Return the results of checks on one version."""
+    tree = read_facts(version)
     entry: dict[str, Any] = {
         "version": version,
         "kernels": tree["kernels"],
@@ -36,36 +38,53 @@ def run(version: str, checks: Sequence[str], options: Sequence[str] = ()) -> dic
         "checks": {},
     }
     for group in PROCESSES:
-        if names := [name for name in group if name in checks]:
-            for result in _results(version, names, options):
-                if (ran := result.pop("vllm", version)).partition("+")[0] != version:
-                    result["failures"].append(f"ran on vLLM {ran}")
-                entry["checks"][result.pop("check")] = result
+        names = [name for name in group if name in checks]
+        if not names:
+            continue
+        for result in run_in_process(version, names, options):
+            vllm_version = result.pop("vllm", version)
+            if vllm_version.partition("+")[0] != version:
+                result["failures"].append(f"ran on vLLM {vllm_version}")
+            name = result.pop("check")
+            entry["checks"][name] = result
     return entry
 
 
-def _results(version: str, names: Sequence[str], options: Sequence[str]) -> list[dict[str, Any]]:
-    """The results of checks in a process of their own; a failure for each that it does not tell
-    of."""
-    log = LOGS / f"{version}-{'-'.join(names)}.log"
-    command = ("tools.matrix.checks", *names, *options)
-    results, ended = told(*command, log=log, seconds=SECONDS, variables=environment(version))
+def run_in_process(
+    version: str, names: Sequence[str], options: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the results of checks in a process of their own.
+
+    A check that prints no result has failed.
+    """
+    results, ending = run_module(
+        "tools.matrix.checks",
+        *names,
+        *options,
+        log=LOGS / f"{version}-{'-'.join(names)}.log",
+        seconds=SECONDS,
+        variables=environment(version),
+    )
     by_name = {result["check"]: result for result in results}
-    return [by_name.get(name, {"check": name, "failures": [ended]}) for name in names]
+    return [by_name.get(name, {"check": name, "failures": [ending]}) for name in names]
 
 
-def merged(entries: Sequence[Mapping[str, Any]], path: Path) -> list[Mapping[str, Any]]:
-    """Results with the stored ones of other versions, and of other checks of these."""
-    stored = json.loads(path.read_text()) if path.exists() else []
-    known = {entry["version"]: entry for entry in stored}
+def merge_with_stored(entries: Sequence[Mapping[str, Any]], path: Path) -> list[Mapping[str, Any]]:
+    """Return results with the stored ones of other versions, and of other checks of these."""
+    merged: dict[str, Mapping[str, Any]] = {}
+    if path.exists():
+        for entry in json.loads(path.read_text()):
+            merged[entry["version"]] = entry
     for entry in entries:
-        before = known.get(entry["version"], {"checks": {}})
-        known[entry["version"]] = {**entry, "checks": {**before["checks"], **entry["checks"]}}
-    return [known[version] for version in RELEASES if version in known]
+        checks = dict(entry["checks"])
+        if entry["version"] in merged:
+            checks = merged[entry["version"]]["checks"] | checks
+        merged[entry["version"]] = {**entry, "checks": checks}
+    return [merged[version] for version in RELEASES if version in merged]
 
 
 def main(
-    versions: Annotated[list[str] | None, typer.Argument(parser=known)] = None,
+    versions: Annotated[list[str] | None, typer.Argument(parser=parse_version)] = None,
     checks: Annotated[str, typer.Option(help="On every version.")] = " ".join(CHECKS),
     ends: Annotated[str, typer.Option(help="On the first and the last version only.")] = "",
     laws: Annotated[str, typer.Option(help="Default: all that need no model.")] = "",
@@ -79,20 +98,24 @@ def main(
     build(chosen)
     entries = []
 
-    def of_version(version: str) -> dict[str, Any]:
-        at_an_end = version in (chosen[0], chosen[-1])
-        return run(version, [*checks.split(), *(ends.split() if at_an_end else ())], options)
+    def run_version(version: str) -> dict[str, Any]:
+        names = checks.split()
+        if version in (chosen[0], chosen[-1]):
+            names.extend(ends.split())
+        return run(version, names, options)
 
     with ThreadPoolExecutor(jobs) as pool:
-        for entry in tqdm(pool.map(of_version, chosen), total=len(chosen), disable=None):
+        for entry in tqdm(pool.map(run_version, chosen), total=len(chosen), disable=None):
             entries.append(entry)
-            store.write_text(json.dumps(merged(entries, store), indent=2) + "\n")
-            tqdm.write(table([entry]).splitlines()[-1])
-    failed = failures(entries)
+            store.write_text(json.dumps(merge_with_stored(entries, store), indent=2) + "\n")
+            tqdm.write(format_entries([entry]).splitlines()[-1])
+    failures = find_failures(entries)
     if store == STORED:
         write()
-    print("", table(entries), "", *failed, sep="\n")
-    sys.exit(1 if failed else 0)
+    print(f"\n{format_entries(entries)}\n")
+    for failure in failures:
+        print(failure)
+    sys.exit(int(bool(failures)))
 
 
 if __name__ == "__main__":

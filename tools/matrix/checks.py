@@ -2,7 +2,7 @@
 
     python -m tools.matrix.checks cases laws plugins differential engine serve
 
-tells a result per check. None of it knows which version it runs on.
+prints a result per check. None of it knows which version it runs on.
 """
 
 from __future__ import annotations
@@ -18,27 +18,37 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from hypothesis import settings
 from packaging.version import Version
 
-from tools.shared import ROOT, quiet, tell
+from tools.shared import ROOT, print_result, quiet_libraries
 
 ORACLES = ROOT / "tests" / "data" / "oracles"
 
 EXAMPLES = 10
 """Drawn per law and spec; the tests draw more."""
-IS_4 = version("transformers").startswith("4.")
-"""An older transformers."""
-REQUESTS, PLUGIN_REQUESTS = 60, 400
+
+HAS_TRANSFORMERS_4 = version("transformers").startswith("4.")
+
+REQUESTS = 60
+"""Drawn for the differential check."""
+
+PLUGIN_REQUESTS = 400
+"""Drawn per plugin."""
+
 EPISODES = range(100, 102)
 """Of Terra's world."""
+
 FRAMES = 12
+"""That Terra adds to an episode."""
+
+MAX_ERROR_LENGTH = 500
+"""Characters of an error in a result."""
 
 _NO_TEXT = "the processor of transformers 4 wants a text beside images and videos"
 
@@ -75,64 +85,80 @@ FORMAT_4: Mapping[str, tuple[str, Sequence[str]]] = {
 that the model's processor asks for, and special tokens with names of their own."""
 
 Details = dict[str, Any]
-"""What a check tells; it holds if `failures` is empty."""
+"""The result of a check; it holds if `failures` is empty."""
 
 
 class Outcome:
-    """What came of each spec: counts of what held, what transformers refused, and what failed."""
+    """What came of each spec.
+
+    Attributes:
+        check: the name of the check.
+        specs: counts of what held, by spec.
+        subjects: what was checked, under the names that `EXCEPTIONS` may have for it.
+        refused: the reasons of what is refused, by subject.
+        failures: sentences.
+    """
 
     def __init__(self, check: str) -> None:
         self.check = check
         self.specs: dict[str, int] = {}
-        self.seen: set[str] = set()
+        self.subjects: set[str] = set()
         self.refused: dict[str, list[str]] = defaultdict(list)
         self.failures: list[str] = []
 
     @contextmanager
-    def of(self, name: str, what: str = "") -> Iterator[None]:
-        """Counts one thing of a spec as held unless the block raises."""
-        self.specs.setdefault(name, 0)
-        self.seen |= {name, f"{name}, {self.check}", f"{name}, {what}"}
+    def count(self, spec: str, what: str = "") -> Iterator[None]:
+        """Count one thing of a spec as held unless the block raises."""
+        self.specs.setdefault(spec, 0)
+        subjects = (spec, f"{spec}, {self.check}", f"{spec}, {what}")
+        self.subjects.update(subjects)
         try:
             yield
         except Exception as error:
-            known = exceptions()
-            subjects = (name, f"{name}, {self.check}", f"{name}, {what}")
-            if known_as := next((subject for subject in subjects if subject in known), None):
-                self.refused[known_as].append(known[known_as])
-            elif _of_transformers(error):
-                self.refused[name].append(_brief(error))
-            else:
-                self.failures.append(f"{name}, {what}: {_brief(error)}")
+            self._add_error(error, subjects)
         else:
-            self.specs[name] += 1
+            self.specs[spec] += 1
 
-    def told(self) -> Details:
-        """Everything, and each exception that was needless as a failure."""
-        stale = [
-            f"{subject}: holds, so that its exception has to go: {why}"
-            for subject, why in exceptions().items()
-            if subject in self.seen and not {subject, subject.split(",")[0]} & self.refused.keys()
-        ]
-        refused = {
-            subject: {"count": len(reasons), "why": reasons[0]}
-            for subject, reasons in self.refused.items()
-        }
-        return {"specs": self.specs, "refused": refused, "failures": [*self.failures, *stale]}
+    def _add_error(self, error: Exception, subjects: tuple[str, str, str]) -> None:
+        """Add an error to what is refused, or to the failures."""
+        exceptions = find_exceptions()
+        for subject in subjects:
+            if subject in exceptions:
+                self.refused[subject].append(exceptions[subject])
+                return
+        spec, _, spec_and_what = subjects
+        if _is_of_transformers(error):
+            self.refused[spec].append(_shorten(error))
+        else:
+            self.failures.append(f"{spec_and_what}: {_shorten(error)}")
+
+    def details(self) -> Details:
+        """Return everything; an exception that was not needed is a failure."""
+        failures = list(self.failures)
+        for subject, why in find_exceptions().items():
+            spec = subject.split(",")[0]
+            if subject in self.subjects and not {subject, spec} & self.refused.keys():
+                failures.append(f"{subject}: holds, so that its exception has to go: {why}")
+        refused = {}
+        for subject, reasons in self.refused.items():
+            refused[subject] = {"count": len(reasons), "why": reasons[0]}
+        return {"specs": self.specs, "refused": refused, "failures": failures}
 
 
-def exceptions() -> Mapping[str, str]:
-    """Specs, and laws on one, that cannot hold here, and why."""
-    return {
-        subject: why
-        for subject, (package, below, why) in EXCEPTIONS.items()
-        if Version(version(package)) < Version(below)
-    }
+def find_exceptions() -> dict[str, str]:
+    """Return the specs, and laws on one, that cannot hold here, and why."""
+    exceptions = {}
+    for subject, (package, below, why) in EXCEPTIONS.items():
+        if Version(version(package)) < Version(below):
+            exceptions[subject] = why
+    return exceptions
 
 
-def cases() -> Details:
-    """The stored results of the hand-written classes, but for those that are wrong, through each
-    spec of the gallery."""
+def check_cases() -> Details:
+    """Run the stored cases of hand-written classes through each spec of the gallery.
+
+    Results that are stored as wrong are left out.
+    """
     from tests.oracles import compare_results, replay
     from tests.path.test_gallery import CASES
 
@@ -140,47 +166,52 @@ def cases() -> Details:
     for name, case in CASES:
         if "wrong" in case:
             continue
-        with outcome.of(name, case["id"]):
+        with outcome.count(name, case["id"]):
             try:
-                got = replay(name, case)
+                result = replay(name, case)
             except ValueError:
                 if "error" not in case:
                     raise
             else:
                 assert "error" not in case, "taken, and should be refused"
-                differs = compare_results(case["expect"], got)
-                assert not differs, differs
-    return outcome.told()
+                difference = compare_results(case["expect"], result)
+                assert not difference, difference
+    return outcome.details()
 
 
-def laws(numbers: Sequence[str] = ()) -> Details:
-    """Laws that need no model, all or some, on each spec of the project."""
+def check_laws(names: Sequence[str] = ()) -> Details:
+    """Check laws that need no model, all or some, on each spec of the project."""
     from mmkit.testing import LAWS
     from tests.path.test_gallery import EXPECTED, LEFT_OUT
 
-    chosen = [number for number in numbers or LAWS if not LAWS[number].needs_model]
+    laws = [law for law in names or LAWS if not LAWS[law].needs_model]
     outcome = Outcome("laws")
     checked: set[str] = set()
     silent: dict[str, str] = {}
-    for name, instance in _subjects(outcome):
-        left_out = {law for law in chosen if name in LEFT_OUT.get(law, ())}
-        own = [law for law in chosen if law not in left_out and (name, law) not in EXPECTED]
-        said_nothing = _hold(outcome, name, instance, own)
-        silent |= said_nothing
-        checked |= {*own} - said_nothing.keys()
-    # laws that have nothing to say on this version
-    silent = {number: reason for number, reason in silent.items() if number not in checked}
-    about = {"laws": chosen, "examples": settings().max_examples, "silent": silent}
-    return {**about, **outcome.told()}
+    for name, instance in _iterate_subjects(outcome):
+        laws_of_spec = []
+        for law in laws:
+            if name not in LEFT_OUT.get(law, ()) and (name, law) not in EXPECTED:
+                laws_of_spec.append(law)
+        silent_here = _check_laws_on(outcome, name, instance, laws_of_spec)
+        silent.update(silent_here)
+        checked.update(set(laws_of_spec) - silent_here.keys())
+    # what remains are laws that have nothing to say on this version
+    for law in checked:
+        silent.pop(law, None)
+    facts = {"laws": laws, "examples": settings().max_examples, "silent": silent}
+    return facts | outcome.details()
 
 
-def _hold(outcome: Outcome, name: str, instance: Any, laws: Sequence[str]) -> dict[str, str]:
+def _check_laws_on(
+    outcome: Outcome, name: str, instance: Any, laws: Sequence[str]
+) -> dict[str, str]:
     """Check laws on a spec. Returns why some have nothing to say about it."""
     from mmkit.testing import NotApplicable, check_law
 
     silent: dict[str, str] = {}
     for law in laws:
-        with outcome.of(name, law):
+        with outcome.count(name, law):
             try:
                 check_law(law, instance)
             except NotApplicable as reason:
@@ -189,67 +220,79 @@ def _hold(outcome: Outcome, name: str, instance: Any, laws: Sequence[str]) -> di
     return silent
 
 
-def plugins() -> Details:
-    """Drawn requests through the specs of plugins in the field, against the plain account of what
-    the plugins do, and the laws. Counts per spec are laws."""
+def check_plugins() -> Details:
+    """Check the specs of plugins in the field.
+
+    Drawn requests are compared with the plain account of what the plugins do, and the laws are
+    checked. Counts per spec are laws.
+    """
     from mmkit.testing import LAWS
     from tests.path import test_plugins_in_the_field as field
 
     outcome = Outcome("plugins")
     requests: dict[str, int] = {}
-    chosen = [name for name, law in LAWS.items() if not law.needs_model]
+    laws = [name for name, law in LAWS.items() if not law.needs_model]
     for name in field.SPECS:
-        with tempfile.TemporaryDirectory() as folder, outcome.of(name, "requests"):
+        with tempfile.TemporaryDirectory() as folder, outcome.count(name, "requests"):
             instance = field.subject_of(name, Path(folder))
             requests[name] = field.as_by_hand(name, instance, PLUGIN_REQUESTS)
-            _hold(outcome, name, instance, chosen)
+            _check_laws_on(outcome, name, instance, laws)
+            # the requests are no law
             outcome.specs[name] -= 1
-    return {"requests": sum(requests.values()), **outcome.told()}
+    return {"requests": sum(requests.values())} | outcome.details()
 
 
-def _subjects(outcome: Outcome) -> Iterator[tuple[str, Any]]:
-    """Each spec of the project that this version takes."""
+def _iterate_subjects(outcome: Outcome) -> Iterator[tuple[str, Any]]:
+    """Yield each spec of the project that this version takes, and the requests for it."""
     from tests import hf_law
     from tests.oracles import SYSTEMS
     from tests.path.test_gallery import subject
 
-    gallery = {name: partial(subject, name) for name in SYSTEMS}
-    for name, make in {**gallery, **hf_law.EXAMPLES}.items():
-        with outcome.of(name):
-            instance = make()
+    for name in list(SYSTEMS) + list(hf_law.EXAMPLES):
+        with outcome.count(name):
+            if name in hf_law.EXAMPLES:
+                instance = hf_law.EXAMPLES[name]()
+            else:
+                instance = subject(name)
+            # the block counts one, and a subject is no law
             outcome.specs[name] -= 1
             yield name, instance
 
 
-def _of_transformers(error: BaseException) -> bool:
-    """Whether transformers 4 does not take what the stored cases, made with 5, have: an image of
-    one pixel, or an option of a request that it reads in another way than the specs."""
+def _is_of_transformers(error: BaseException) -> bool:
+    """Return whether transformers 4 rejects what the stored cases, made with 5, have.
+
+    That is an image of one pixel, or an option of a request that it reads in another way than the
+    specs.
+    """
     from mmkit import SpecError
 
     while error.__cause__ is not None:
         error = error.__cause__
-    if not IS_4:
+    if not HAS_TRANSFORMERS_4:
         return False
-    notes = getattr(error, "__notes__", [])
-    at_an_option = isinstance(error, SpecError) and any("mm_processor_kwargs" in n for n in notes)
-    raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
-    return at_an_option or "/transformers" in raised_in
+    if isinstance(error, SpecError):
+        for note in getattr(error, "__notes__", []):
+            if "mm_processor_kwargs" in note:
+                return True
+    return "/transformers" in traceback.extract_tb(error.__traceback__)[-1].filename
 
 
-def in_format_4(folder: str) -> Path:
-    """A copy of the stored checkpoints, in the format that transformers 4 writes."""
+def copy_in_format_4(folder: str) -> Path:
+    """Copy the stored checkpoints, in the format that transformers 4 writes."""
     copy = Path(shutil.copytree(ORACLES, folder, dirs_exist_ok=True))
-    for name, (kind, tokens) in FORMAT_4.items():
+    for name, (tokenizer_class, tokens) in FORMAT_4.items():
         path = copy / name / "checkpoint" / "tokenizer_config.json"
-        stored = json.loads(path.read_text())
-        special = {token: stored.pop(token) for token in tokens}
-        changes = {"tokenizer_class": kind, "extra_special_tokens": special}
-        path.write_text(json.dumps({**stored, **changes}))
+        config = json.loads(path.read_text())
+        special = {token: config.pop(token) for token in tokens}
+        config["tokenizer_class"] = tokenizer_class
+        config["extra_special_tokens"] = special
+        path.write_text(json.dumps(config))
     return copy
 
 
-def differential() -> Details:
-    """Generated requests through vLLM's own LLaVA processor and through the generated one."""
+def check_differential() -> Details:
+    """Run generated requests through vLLM's own LLaVA processor and through the generated one."""
     from transformers import AutoTokenizer
     from vllm.model_executor.models.llava import LlavaForConditionalGeneration
 
@@ -271,24 +314,26 @@ def differential() -> Details:
     return {"requests": comparison.requests - comparison.refused, "failures": failures}
 
 
-def engine() -> Details:
-    """Terra in the engine, greedy, against the Hugging Face reference."""
+def check_engine() -> Details:
+    """Compare Terra in the engine, greedy, with the Hugging Face reference."""
     import numpy as np
 
     from examples.terra import CHECKPOINT, register
     from examples.terra.rollout import VllmTerra
 
     register()
-    context, actions, expected = _rollouts()
+    rollouts = _make_rollouts()
     terra = VllmTerra(CHECKPOINT, dtype="float32", seed=0)
-    steps = list(terra.rollout(context, actions, FRAMES))
-    got = np.stack([step.tokens for step in steps], axis=1)
-    cached = sum(step.cached_tokens for step in steps) / sum(step.prompt_tokens for step in steps)
-    return {**_compared(got, expected), "cached": round(cached, 3)}
+    steps = list(terra.rollout(rollouts.context, rollouts.actions, FRAMES))
+    frames = np.stack([step.tokens for step in steps], axis=1)
+    cached_tokens = sum(step.cached_tokens for step in steps)
+    prompt_tokens = sum(step.prompt_tokens for step in steps)
+    cached = {"cached": round(cached_tokens / prompt_tokens, 3)}
+    return _compare_ids(frames, rollouts.frames) | cached
 
 
-def serve() -> Details:
-    """Terra over HTTP, in closed loops at the same time, against the same reference."""
+def check_serve() -> Details:
+    """Compare Terra over HTTP, in closed loops at the same time, with the same reference."""
     from concurrent.futures import ThreadPoolExecutor
 
     import numpy as np
@@ -300,10 +345,10 @@ def serve() -> Details:
         return {"routes": False, "failures": []}
     from examples.server import Server
     from examples.terra import CHECKPOINT
-    from examples.terra.serve_demo import OPTIONS, closed_loop
+    from examples.terra.serve_demo import OPTIONS, run_closed_loop
     from mmkit.serve import Client
 
-    context, actions, expected = _rollouts()
+    rollouts = _make_rollouts()
     environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     log = Path("out", "matrix", f"{vllm.__version__}-server.log")
     with (
@@ -311,16 +356,29 @@ def serve() -> Details:
         Client(server.url) as client,
         ThreadPoolExecutor() as pool,
     ):
-        loops = pool.map(
-            lambda frames, steer: closed_loop(client, frames, steer, FRAMES), context, actions
-        )
-        got = np.stack(list(loops))
-    return {"routes": True, **_compared(got, expected)}
+        loops = []
+        for context, actions in zip(rollouts.context, rollouts.actions, strict=True):
+            loops.append(pool.submit(run_closed_loop, client, context, actions, FRAMES))
+        frames = np.stack([loop.result() for loop in loops])
+    return {"routes": True} | _compare_ids(frames, rollouts.frames)
 
 
-def _rollouts() -> tuple[Any, Any, Any]:
-    """Frames (streams, 3, tokens) and actions of some episodes, and the frames that the Hugging
-    Face reference adds."""
+class Rollouts(NamedTuple):
+    """Episodes, and what the Hugging Face reference makes of them, as arrays of NumPy.
+
+    Attributes:
+        context: the first frames, (episodes, frames, tokens).
+        actions: of the episodes, (episodes, frames, ...).
+        frames: that the reference adds, (episodes, `FRAMES`, tokens).
+    """
+
+    context: Any
+    actions: Any
+    frames: Any
+
+
+def _make_rollouts() -> Rollouts:
+    """Return the rollouts of the reference, for `EPISODES`."""
     import numpy as np
     import torch
 
@@ -333,26 +391,35 @@ def _rollouts() -> tuple[Any, Any, Any]:
     actions = np.stack([episode.actions for episode in episodes])
     reference = LlamaActionForCausalLM.from_pretrained(CHECKPOINT).eval()
     frames = reference.rollout(torch.from_numpy(context), torch.from_numpy(actions), FRAMES)
-    return context, actions, torch.stack(list(frames), dim=1).numpy()
+    return Rollouts(context, actions, torch.stack(list(frames), dim=1).numpy())
 
 
-def _compared(got: Any, expected: Any) -> Details:
-    wrong = int((got != expected).sum())
-    return {
-        "ids": got.size,
-        "digest": hashlib.sha256(got.astype("<i8").tobytes()).hexdigest()[:12],
-        "failures": [f"{wrong} of {got.size} ids are not the reference's"] if wrong else [],
-    }
+def _compare_ids(ids: Any, expected: Any) -> Details:
+    """Return the number of ids, their digest, and a failure if some differ."""
+    failures = []
+    wrong = int((ids != expected).sum())
+    if wrong:
+        failures.append(f"{wrong} of {ids.size} ids are not the reference's")
+    digest = hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()[:12]
+    return {"ids": ids.size, "digest": digest, "failures": failures}
 
 
 CHECKS: dict[str, Callable[..., Details]] = {
-    check.__name__: check for check in (cases, laws, plugins, differential, engine, serve)
+    "cases": check_cases,
+    "laws": check_laws,
+    "plugins": check_plugins,
+    "differential": check_differential,
+    "engine": check_engine,
+    "serve": check_serve,
 }
 
 
-def _brief(error: BaseException) -> str:
+def _shorten(error: BaseException) -> str:
+    """Return the class and the message of an error, not too long for a result."""
     text = f"{type(error).__name__}: {error}".strip()
-    return text if len(text) <= 500 else f"{text[:497]}..."
+    if len(text) > MAX_ERROR_LENGTH:
+        text = f"{text[: MAX_ERROR_LENGTH - 3]}..."
+    return text
 
 
 def main(
@@ -360,24 +427,24 @@ def main(
     examples: int = EXAMPLES,
     laws: str = "",
 ) -> None:
-    quiet(VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    quiet_libraries(VLLM_ENABLE_V1_MULTIPROCESSING="0")
     settings.register_profile("matrix", derandomize=True, deadline=None, max_examples=examples)
     settings.load_profile("matrix")
     import vllm
 
-    checks = {**CHECKS, "laws": partial(CHECKS["laws"], laws.split())}
     with tempfile.TemporaryDirectory(prefix="mmkit-matrix-") as folder:
-        if IS_4:
-            os.environ["MMKIT_ORACLES"] = str(in_format_4(folder))
+        if HAS_TRANSFORMERS_4:
+            os.environ["MMKIT_ORACLES"] = str(copy_in_format_4(folder))
         for name in names:
             start = time.perf_counter()
             try:
-                result = {"vllm": vllm.__version__, **checks[name]()}
+                details = check_laws(laws.split()) if name == "laws" else CHECKS[name]()
+                result = {"vllm": vllm.__version__} | details
             except Exception as error:
                 traceback.print_exc()
-                result = {"failures": [_brief(error)]}
+                result = {"failures": [_shorten(error)]}
             seconds = round(time.perf_counter() - start, 1)
-            tell({"check": name, "seconds": seconds, **result})
+            print_result({"check": name, "seconds": seconds} | result)
     sys.stdout.flush()
     os._exit(0)  # engines of some versions leave threads behind that do not end
 

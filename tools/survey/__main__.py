@@ -1,8 +1,8 @@
 """The laws of `mmkit.testing` on vLLM's own processors, compared with docs/data/laws-on-vllm.md.
 
-Per law every distinct violation is looked for, not the first: one is told by the first line of its
-message without its numbers, and the search goes on without it. The same examples are drawn each
-time.
+Per law every distinct violation is looked for, not only the first: a violation is recognised by the
+first line of its message without its numbers, and the search goes on without it. The same examples
+are drawn each time.
 """
 
 from __future__ import annotations
@@ -21,123 +21,26 @@ from hypothesis.errors import HypothesisException
 from tqdm import tqdm
 
 from mmkit.testing import Case, KitError, Law, NotApplicable, Violation, check_law
-from tools.shared import table as markdown
+from tools.shared import format_table
 
 from . import page
 from .laws import EVERY, SURVEYED
 from .zoo import ZOO, subject
 
-UNKNOWN = 8
+MAX_UNKNOWN = 8
 """Distinct violations to look for that are no finding of the page."""
+
 DOUBLINGS = 4
-"""How often the examples are doubled while a finding of the page has not been seen."""
+"""How often the examples are doubled while a finding of the page has not shown up."""
+
+MAX_MESSAGE_LENGTH = 160
+"""Characters of a message that are printed or compared."""
 
 Entry: Any = StrEnum("Entry", [(name, name) for name in ZOO])
+"""What the command line takes as an entry of the zoo."""
+
 Surveyed: Any = StrEnum("Surveyed", [(name, name) for name in SURVEYED])
-"""What the command line takes as an entry of the zoo, and as a law."""
-
-
-@dataclass
-class Verdict:
-    """What came of one law on one entry.
-
-    Attributes:
-        findings: first messages, by findings of the page.
-        unknown: other messages, by their kinds.
-        kit_error: what broke in the kit itself.
-    """
-
-    entry: str
-    law: str
-    skipped: bool = False
-    findings: dict[int, str] = field(default_factory=dict)
-    unknown: dict[str, str] = field(default_factory=dict)
-    kit_error: str = ""
-
-    def __str__(self) -> str:
-        """A cell of the page's table."""
-        numbers = [str(n) for n in sorted(self.findings)] + ["?"] * len(self.unknown)
-        numbers += ["kit error"] * bool(self.kit_error)
-        return ", ".join(numbers) or ("–" if self.skipped else "✓")
-
-
-def kind(message: str) -> str:
-    """What is the same in two messages about one fault."""
-    return re.sub(r"-?\d+(\.\d+)?", "#", message.split("\n", 1)[0].split(" on data=")[0])[:160]
-
-
-def tolerant(law: Law, known: Callable[[str], bool]) -> Law:
-    """The law, but that it passes over the violations that `known` says yes to."""
-
-    def check(case: Case) -> None:
-        try:
-            law.check(case)
-        except (HypothesisException, NotApplicable, KitError):
-            raise
-        except Violation as violation:
-            if not known(str(violation)):
-                raise
-        except Exception as error:
-            said = f"{law.name}: {type(error).__name__}: {error}"
-            if case.is_of_kit(error) or not known(said):
-                raise
-
-    return replace(law, check=check)
-
-
-def verdict(
-    entry: str, law: str, stated: page.Page, examples: int, doublings: int = DOUBLINGS
-) -> Verdict:
-    """Check a law of one entry, again without each violation, until nothing new turns up."""
-    result, most = Verdict(entry, law), examples << doublings
-
-    def known(message: str) -> bool:
-        number = stated.finding(entry, law, message)
-        if number is not None:
-            result.findings.setdefault(number, message)
-        return number is not None or kind(message) in result.unknown
-
-    while len(result.unknown) < UNKNOWN:
-        try:
-            check_law(tolerant(EVERY[law], known), subject(entry), examples=examples)
-        except NotApplicable:
-            result.skipped = True
-            break
-        except KitError as error:
-            result.kit_error = str(error)
-            break
-        except Violation as error:
-            if known(str(error)):  # it does not happen each time
-                break
-            result.unknown[kind(str(error))] = str(error)
-        else:
-            if examples >= most or stated.cells.get((entry, law), set()) <= result.findings.keys():
-                break
-            examples *= 2
-    return result
-
-
-def disagreements(seen: Verdict, stated: page.Page) -> list[str]:
-    """What the page says otherwise."""
-    gone = sorted(stated.cells.get((seen.entry, seen.law), set()) - seen.findings.keys())
-    return [
-        *([f"{seen.entry}, kit error: {seen.kit_error}"] * bool(seen.kit_error)),
-        *(f"{seen.entry}, not on the page: {message}" for message in seen.unknown.values()),
-        *(
-            f"{seen.entry}, {seen.law}: finding {number} of the page was not seen"
-            for number in gone
-        ),
-    ]
-
-
-def table(verdicts: list[Verdict]) -> str:
-    """The table of the page."""
-    laws = list(dict.fromkeys(seen.law for seen in verdicts))
-    rows = [
-        [entry, *(str(seen) for seen in verdicts if seen.entry == entry)]
-        for entry in dict.fromkeys(seen.entry for seen in verdicts)
-    ]
-    return markdown(["entry", *laws], rows)
+"""What the command line takes as a law."""
 
 
 def main(
@@ -153,24 +56,145 @@ def main(
     settings.register_profile("survey", derandomize=True)
     settings.load_profile("survey")
     torch.set_num_threads(1)  # tiny tensors: more threads are five times slower on a busy machine
-    stated, verdicts, wrong = page.read(), [], []
-    for entry, law in tqdm(
-        [(entry, law) for entry in names or ZOO for law in laws], unit="law", disable=None
-    ):
-        seen = verdict(entry, law, stated, examples, doublings)
-        verdicts.append(seen)
-        for number, message in seen.findings.items():
-            tqdm.write(f"{entry}: finding {number}: {message.splitlines()[0][:160]}")
-        for sentence in disagreements(seen, stated):
-            wrong.append(sentence)
+    stored = page.read_page()
+    verdicts: list[Verdict] = []
+    disagreements: list[str] = []
+    pairs = [(entry, law) for entry in names or ZOO for law in laws]
+    for entry, law in tqdm(pairs, unit="law", disable=None):
+        verdict = survey_law(entry, law, stored, examples, doublings)
+        verdicts.append(verdict)
+        for number, message in verdict.findings.items():
+            first_line = message.splitlines()[0][:MAX_MESSAGE_LENGTH]
+            tqdm.write(f"{entry}: finding {number}: {first_line}")
+        for sentence in find_disagreements(verdict, stored):
+            disagreements.append(sentence)
             tqdm.write(sentence)
-    print("", table(verdicts), "", *wrong, sep="\n")
-    held = sum(str(seen) == "✓" for seen in verdicts)
-    skipped = sum(seen.skipped for seen in verdicts)
-    broken = sum(bool(seen.kit_error) for seen in verdicts)
-    print(f"{len(verdicts)} checks: {held} hold, {skipped} say nothing, {broken} kit error(s)")
-    print(f"{len(wrong)} disagreement(s) with {page.PATH.name}")
-    sys.exit(bool(wrong))
+    print(f"\n{format_verdicts(verdicts)}\n")
+    for sentence in disagreements:
+        print(sentence)
+    num_held = sum(str(verdict) == "✓" for verdict in verdicts)
+    num_skipped = sum(verdict.is_skipped for verdict in verdicts)
+    num_errors = sum(bool(verdict.kit_error) for verdict in verdicts)
+    print(
+        f"{len(verdicts)} checks: {num_held} hold, {num_skipped} say nothing, "
+        f"{num_errors} kit error(s)"
+    )
+    print(f"{len(disagreements)} disagreement(s) with {page.PATH.name}")
+    sys.exit(bool(disagreements))
+
+
+@dataclass
+class Verdict:
+    """What came of one law on one entry.
+
+    Attributes:
+        is_skipped: the law has nothing to say about the entry.
+        findings: first messages, by findings of the page.
+        unknown: other messages, by their kinds.
+        kit_error: what broke in the kit itself.
+    """
+
+    entry: str
+    law: str
+    is_skipped: bool = False
+    findings: dict[int, str] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)
+    kit_error: str = ""
+
+    def __str__(self) -> str:
+        """Return a cell of the page's table."""
+        marks = [str(number) for number in sorted(self.findings)]
+        marks.extend("?" for _ in self.unknown)
+        if self.kit_error:
+            marks.append("kit error")
+        if marks:
+            return ", ".join(marks)
+        return "–" if self.is_skipped else "✓"
+
+
+def survey_law(
+    entry: str, law: str, stored: page.Page, examples: int, doublings: int = DOUBLINGS
+) -> Verdict:
+    """Check a law on one entry, again without each violation, until nothing new turns up."""
+    verdict = Verdict(entry, law)
+    findings_of_page = stored.cells.get((entry, law), set())
+    max_examples = examples << doublings
+
+    def is_found(message: str) -> bool:
+        number = stored.find(entry, law, message)
+        if number is None:
+            return shorten(message) in verdict.unknown
+        verdict.findings.setdefault(number, message)
+        return True
+
+    while len(verdict.unknown) < MAX_UNKNOWN:
+        try:
+            check_law(tolerate(EVERY[law], is_found), subject(entry), examples=examples)
+        except NotApplicable:
+            verdict.is_skipped = True
+            break
+        except KitError as error:
+            verdict.kit_error = str(error)
+            break
+        except Violation as error:
+            message = str(error)
+            if is_found(message):  # it does not happen each time
+                break
+            verdict.unknown[shorten(message)] = message
+        else:
+            if examples >= max_examples or findings_of_page <= verdict.findings.keys():
+                break
+            examples *= 2
+    return verdict
+
+
+def tolerate(law: Law, is_found: Callable[[str], bool]) -> Law:
+    """Return the law, but that it passes over the violations that have been found before."""
+
+    def check(case: Case) -> None:
+        try:
+            law.check(case)
+        except (HypothesisException, NotApplicable, KitError):
+            raise
+        except Violation as violation:
+            if not is_found(str(violation)):
+                raise
+        except Exception as error:
+            message = f"{law.name}: {type(error).__name__}: {error}"
+            if case.is_of_kit(error) or not is_found(message):
+                raise
+
+    return replace(law, check=check)
+
+
+def shorten(message: str) -> str:
+    """Return what is the same in two messages about one fault."""
+    first_line = message.split("\n", 1)[0].split(" on data=")[0]
+    return re.sub(r"-?\d+(\.\d+)?", "#", first_line)[:MAX_MESSAGE_LENGTH]
+
+
+def find_disagreements(verdict: Verdict, stored: page.Page) -> list[str]:
+    """Return a sentence for each difference between a verdict and the page."""
+    entry = verdict.entry
+    sentences = []
+    if verdict.kit_error:
+        sentences.append(f"{entry}, kit error: {verdict.kit_error}")
+    for message in verdict.unknown.values():
+        sentences.append(f"{entry}, not on the page: {message}")
+    findings = stored.cells.get((entry, verdict.law), set())
+    for number in sorted(findings - verdict.findings.keys()):
+        sentences.append(f"{entry}, {verdict.law}: finding {number} of the page was not seen")
+    return sentences
+
+
+def format_verdicts(verdicts: list[Verdict]) -> str:
+    """Return the table of the page: a row per entry, a column per law."""
+    laws = dict.fromkeys(verdict.law for verdict in verdicts)
+    rows: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        row = rows.setdefault(verdict.entry, [verdict.entry])
+        row.append(str(verdict))
+    return format_table(["entry", *laws], rows.values())
 
 
 if __name__ == "__main__":

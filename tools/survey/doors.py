@@ -40,22 +40,24 @@ class Doors:
     """The doors of one processor. vLLM's processor cache is off, its prefix cache on.
 
     Attributes:
-        read: what the chat template gave for the last messages, and the `mm_processor_kwargs` that
-            what reads their parts got (None where it takes none); None where they were refused.
+        last_chat: the text of the last messages by the chat template, and the `mm_processor_kwargs`
+            that their parts were read with (None where none are taken); None where the messages
+            were refused.
     """
 
-    read: tuple[str, Mapping[str, Any] | None] | None = None
+    last_chat: tuple[str, Mapping[str, Any] | None] | None = None
 
     def __init__(self, processor: Any) -> None:
         # the sender of a cache keeps no fields of what the engine has
-        config = configured(processor, mm_processor_cache_gb=0)
-        self._model = _model_class(processor)
+        config = copy_config(processor, mm_processor_cache_gb=0)
+        self._model_class = _make_model_class(processor)
         self._engine = _Engine(VllmConfig(model_config=config))
         # off for some models and platforms, as latent attention on CPUs: hashes are made up then
         self._engine.vllm_config.cache_config.enable_prefix_caching = True
         with self._in_place():
-            self._engine.renderer = renderer = renderer_from_config(self._engine.vllm_config)
-        renderer.render_messages = self._watched(renderer.render_messages)
+            renderer = renderer_from_config(self._engine.vllm_config)
+        self._engine.renderer = renderer
+        renderer.render_messages = self._record_chats(renderer.render_messages)
         self.llm: Any = LLM.__new__(LLM)
         vars(self.llm).update(
             llm_engine=self._engine,
@@ -67,25 +69,33 @@ class Doors:
         )
 
     def _in_place(self) -> Any:
-        """vLLM finds the model class."""
+        """Return a block in which vLLM finds the model class."""
+
+        def get_model_cls(config: Any) -> type:
+            return self._model_class
+
+        def get_model_architecture(config: Any) -> tuple[type, str]:
+            return self._model_class, self._model_class.__name__
+
         return mock.patch.multiple(
             model_loader,
-            get_model_cls=lambda config: self._model,
-            get_model_architecture=lambda config: (self._model, self._model.__name__),
+            get_model_cls=get_model_cls,
+            get_model_architecture=get_model_architecture,
         )
 
-    def _watched(self, render: Callable[..., Any]) -> Callable[..., Any]:
-        """A renderer's method that tells how it read messages."""
+    def _record_chats(self, render: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a renderer's method, so that it sets `last_chat`."""
 
         @wraps(render)
-        def watched(messages: Any, params: Any) -> Any:
+        def render_and_record(messages: Any, params: Any) -> Any:
             conversation, prompt = render(messages, params)
-            takes = hasattr(params, "mm_processor_kwargs")
-            options = params.mm_processor_kwargs or {} if takes else None
-            self.read = str(prompt["prompt"]), options
+            options = None
+            if hasattr(params, "mm_processor_kwargs"):
+                options = params.mm_processor_kwargs or {}
+            self.last_chat = str(prompt["prompt"]), options
             return conversation, prompt
 
-        return watched
+        return render_and_record
 
     def generate(
         self,
@@ -94,18 +104,21 @@ class Doors:
         kwargs: Mapping[str, Any],
         uuids: Mapping[str, Any] | None = None,
     ) -> Outcome:
-        """The request that `LLM.generate` passes to the engine."""
-        sent: dict[str, Any] = {"prompt_token_ids": prompt, "multi_modal_data": dict(data)}
-        sent["mm_processor_kwargs"] = deepcopy(dict(kwargs))
+        """Return the request that `LLM.generate` passes to the engine."""
+        request: dict[str, Any] = {
+            "prompt_token_ids": prompt,
+            "multi_modal_data": dict(data),
+            "mm_processor_kwargs": deepcopy(dict(kwargs)),
+        }
         if uuids is not None:
-            sent["multi_modal_uuids"] = uuids
+            request["multi_modal_uuids"] = uuids
         with self._in_place():
-            self.llm.generate([sent], SamplingParams(), use_tqdm=False)
+            self.llm.generate([request], SamplingParams(), use_tqdm=False)
         return self._engine.outcome()
 
     def chat(self, message: Sequence[Any], template: str, kwargs: Mapping[str, Any]) -> Outcome:
-        """The request that `LLM.chat` passes to the engine for one message of these parts."""
-        self.read = None
+        """Return the request that `LLM.chat` passes to the engine for one message of parts."""
+        self.last_chat = None
         with self._in_place():
             self.llm.chat(
                 [{"role": "user", "content": list(message)}],
@@ -117,8 +130,13 @@ class Doors:
             )
         return self._engine.outcome()
 
+    @property
+    def last_prompt(self) -> Any:
+        """The last prompt that reached the engine, as vLLM's renderer made it."""
+        return self._engine.last_prompt
+
     def without_caches(self) -> Any:
-        """A block in which the prefix cache is off, too."""
+        """Return a block in which the prefix cache is off, too."""
         cache = self._engine.vllm_config.cache_config
         return mock.patch.object(cache, "enable_prefix_caching", False)
 
@@ -129,36 +147,43 @@ class _Engine:
     def __init__(self, vllm_config: VllmConfig) -> None:
         self.vllm_config = vllm_config
         self.renderer: Any = None
-        self._arrived: Any = None
+        self.last_prompt: Any = None
 
     def add_request(self, request_id: str, prompt: Any, *_params: Any, **_options: Any) -> str:
-        self._arrived = prompt
+        self.last_prompt = prompt
         return request_id
 
     def has_unfinished_requests(self) -> bool:
         return False
 
     def outcome(self) -> Outcome:
-        """Of what came last."""
-        prompt = self._arrived
+        """Return the outcome of the last request."""
+        prompt = self.last_prompt
         if prompt["type"] == "enc_dec":
             ids = prompt["encoder_prompt"]["prompt_token_ids"]
             prompt = {**prompt["decoder_prompt"], "encoder_prompt_token_ids": ids}
         return read_outcome(prompt)
 
 
-def _model_class(processor: Any) -> type:
-    """A model class whose processor is this one."""
-    factory = SimpleNamespace(
-        info=lambda ctx: processor.info, build_processor=lambda ctx, **options: processor
-    )
-    theirs = model_loader.get_model_cls(processor.info.ctx.model_config)
-    members = {"get_placeholder_str": staticmethod(theirs.get_placeholder_str)}
-    return type("Named", (StandIn,), {"_processor_factory": factory, **members})
+def _make_model_class(processor: Any) -> type:
+    """Return a model class whose processor is this one."""
+
+    def get_info(ctx: Any) -> Any:
+        return processor.info
+
+    def build_processor(ctx: Any, **options: Any) -> Any:
+        return processor
+
+    model_class = model_loader.get_model_cls(processor.info.ctx.model_config)
+    members = {
+        "_processor_factory": SimpleNamespace(info=get_info, build_processor=build_processor),
+        "get_placeholder_str": staticmethod(model_class.get_placeholder_str),
+    }
+    return type("Named", (StandIn,), members)
 
 
-def configured(processor: Any, **options: Any) -> Any:
-    """The ModelConfig of a processor, with other options of items: a copy."""
+def copy_config(processor: Any, **options: Any) -> Any:
+    """Return a copy of the ModelConfig of a processor, with other options of items."""
     config = copy(processor.info.ctx.model_config)
     vars(config).pop("_supports_multimodal_inputs_cache", None)
     config.multimodal_config = copy(config.get_multimodal_config())
@@ -167,7 +192,7 @@ def configured(processor: Any, **options: Any) -> Any:
 
 
 def with_server_kwargs(processor: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Another processor of these classes, for a server that has such `mm_processor_kwargs`."""
-    config = configured(processor, mm_processor_kwargs=deepcopy(dict(kwargs)))
+    """Return a processor of these classes for a server that has such `mm_processor_kwargs`."""
+    config = copy_config(processor, mm_processor_kwargs=deepcopy(dict(kwargs)))
     classes = Classes(type(processor.info), type(processor.dummy_inputs), type(processor))
     return make_processor(classes, config)

@@ -1,5 +1,5 @@
 """What docs/data/laws-on-vllm.md, the page of its findings and that of the Transformers backend
-state, and how a violation is told to be one of them."""
+state, and how a violation is recognised as one of the findings."""
 
 from __future__ import annotations
 
@@ -87,30 +87,49 @@ class Page:
     entries: dict[str, set[int]]
     cells: dict[tuple[str, str], set[int]]
 
-    def finding(self, entry: str, law: str, message: str) -> int | None:
-        """The finding that a violation is one of."""
-        known = self.everywhere | self.entries.get(entry, set())
-        numbers = (n for n in sorted(known & PATTERNS.keys()) if law in self.laws[n])
-        return next((n for n in numbers if re.search(PATTERNS[n], message)), None)
+    def find(self, entry: str, law: str, message: str) -> int | None:
+        """Return the number of the finding that a violation is one of."""
+        findings = self.everywhere | self.entries.get(entry, set())
+        for number in sorted(findings & PATTERNS.keys()):
+            if law in self.laws[number] and re.search(PATTERNS[number], message):
+                return number
+        return None
 
 
-def read() -> Page:
-    text = PATH.read_text() + BACKEND.read_text()
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in text.splitlines()
-        if line.startswith("| ") and not line.startswith("| ---")
-    ]
-    laws = {int(row[0].split()[0]): {*row[2].split(", ")} for row in rows if row[0][0].isdigit()}
-    _, shared = FINDINGS.read_text().split("\n## All models\n")
-    shared, *_ = shared.split("\n## ")
-    everywhere = {int(n) for n in re.findall(r"^### (\d+)\.", shared, re.MULTILINE)}
-    head = next(row for row in rows if row[0] == "entry")
-    below = [row for row in rows[rows.index(head) :] if len(row) == len(head) and row != head]
-    entries = {row[0]: {int(n) for n in re.findall(r"\d+", " ".join(row[1:]))} for row in below}
-    cells = {
-        (row[0], law): {int(n) for n in re.findall(r"(?<![\d(])\d+", cell)}
-        for row in below
-        for law, cell in zip(head[1:], row[1:], strict=True)
-    }
-    return Page(laws, everywhere, entries, cells)
+def read_page() -> Page:
+    """Return the tables of both pages, and the findings about all models."""
+    rows = _read_rows(PATH.read_text() + BACKEND.read_text())
+    laws = {}
+    for row in rows:
+        if row[0][0].isdigit():
+            number = int(row[0].split()[0])
+            laws[number] = set(row[2].split(", "))
+    entries = {}
+    cells = {}
+    head: list[str] = []
+    for row in rows:
+        if row[0] == "entry":
+            head = row
+        elif head and len(row) == len(head):
+            entry = row[0]
+            entries[entry] = {int(number) for number in re.findall(r"\d+", " ".join(row[1:]))}
+            for law, cell in zip(head[1:], row[1:], strict=True):
+                numbers = re.findall(r"(?<![\d(])\d+", cell)
+                cells[entry, law] = {int(number) for number in numbers}
+    return Page(laws, _read_findings_everywhere(), entries, cells)
+
+
+def _read_rows(text: str) -> list[list[str]]:
+    """Return the cells of all tables, without the lines of dashes."""
+    rows = []
+    for line in text.splitlines():
+        if line.startswith("| ") and not line.startswith("| ---"):
+            rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def _read_findings_everywhere() -> set[int]:
+    """Return the numbers of the findings about all models."""
+    text = FINDINGS.read_text()
+    section = text.split("\n## All models\n")[1].split("\n## ")[0]
+    return {int(number) for number in re.findall(r"^### (\d+)\.", section, re.MULTILINE)}

@@ -64,19 +64,21 @@ class Entry:
     kwargs: Sequence[Mapping[str, Any]] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def drawn(self, modality: str) -> SearchStrategy[Sample]:
-        """Items of one modality. Shrinks towards the smallest."""
-        seeds, side = st.integers(0, 3), _within(self.side)
+    def draw(self, modality: str) -> SearchStrategy[Sample]:
+        """Return the strategy of one modality's items. It shrinks towards the smallest."""
+        seeds = st.integers(0, 3)
+        side = _draw_within(self.side)
         if modality == "audio":
-            return st.builds(AudioSample, seeds, _within(self.samples), st.just(16000))
+            return st.builds(AudioSample, seeds, _draw_within(self.samples), st.just(16000))
         if modality == "image":
             return st.builds(ImageSample, seeds, side, side)
         return st.builds(
-            VideoSample, seeds, _within(self.frames), side, side, st.just(self.metadata)
+            VideoSample, seeds, _draw_within(self.frames), side, side, st.just(self.metadata)
         )
 
 
-def _within(bounds: tuple[int, int]) -> SearchStrategy[int]:
+def _draw_within(bounds: tuple[int, int]) -> SearchStrategy[int]:
+    """Return the strategy of numbers within bounds, with each bound often."""
     return st.sampled_from(bounds) | st.integers(*bounds)
 
 
@@ -86,6 +88,8 @@ ZOO: dict[str, Entry] = {}
 def maker(
     architecture: str, *modalities: str, **options: Any
 ) -> Callable[[Callable[[], Sequence[Any]]], Any]:
+    """Add a function to `ZOO` under its name, as a decorator."""
+
     def enter(make: Callable[[], Sequence[Any]]) -> Callable[[], Sequence[Any]]:
         ZOO[make.__name__] = Entry(architecture, make, modalities, **options)
         return make
@@ -93,13 +97,14 @@ def maker(
     return enter
 
 
-def stored(name: str, architecture: str, *modalities: str, **options: Any) -> None:
+def add_stored(name: str, architecture: str, *modalities: str, **options: Any) -> None:
+    """Add a stored checkpoint of the tests to `ZOO`."""
     ZOO[name] = Entry(architecture, FOLDER / name / "checkpoint", modalities, **options)
 
 
 @functools.cache
 def checkpoint(name: str) -> Path:
-    """The folder of a checkpoint, written at the first call."""
+    """Return the folder of a checkpoint, which is written at the first call."""
     entry = ZOO[name]
     if isinstance(entry.make, Path):
         return entry.make
@@ -107,11 +112,7 @@ def checkpoint(name: str) -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for part in entry.make():
         if isinstance(part, Mapping):
-            for file, content in part.items():
-                if file == "config.json" and not isinstance(content, str):
-                    content = {**content, "architectures": [entry.architecture]}
-                text = content if isinstance(content, str) else json.dumps(content, indent=1)
-                (folder / file).write_text(text)
+            _write_files(folder, part, entry.architecture)
         else:
             if isinstance(part, hf.PretrainedConfig):
                 part.architectures = [entry.architecture]
@@ -119,15 +120,31 @@ def checkpoint(name: str) -> Path:
     return folder
 
 
+def _write_files(folder: Path, files: Mapping[str, Any], architecture: str) -> None:
+    """Write files whose contents are texts, or mappings that become JSON."""
+    for file, content in files.items():
+        if isinstance(content, str):
+            text = content
+        elif file == "config.json":
+            text = json.dumps({**content, "architectures": [architecture]}, indent=1)
+        else:
+            text = json.dumps(content, indent=1)
+        (folder / file).write_text(text)
+
+
 @functools.cache
 def subject(name: str) -> Subject:
-    """The processor that vLLM makes of a checkpoint, and requests for it."""
+    """Return the processor that vLLM makes of a checkpoint, and requests for it."""
     entry = ZOO[name]
     kwargs = st.sampled_from([{}, *entry.kwargs])
-    samples = {modality: entry.drawn(modality) for modality in entry.modalities}
+    samples = {modality: entry.draw(modality) for modality in entry.modalities}
     options = {"trust_remote_code": True, "enable_mm_embeds": True, "max_model_len": 2048}
-    # which takes 15 s per model class
-    with mock.patch.object(registry, "_run_in_subprocess", lambda call: call()):
+
+    def run_here(call: Callable[[], Any]) -> Any:
+        return call()
+
+    # a process of its own takes 15 s per model class
+    with mock.patch.object(registry, "_run_in_subprocess", run_here):
         return of_registered(
             checkpoint(name), kwargs=kwargs, samples=samples, **options | entry.options
         )
@@ -160,13 +177,16 @@ VISION = {**LAYERS, "image_size": 56, "patch_size": 14}
 GRID = [[56, 112], [112, 56], [112, 112]]
 
 
-def tokenizer(*special: str, named: Mapping[str, str] | None = None, **options: Any) -> Any:
-    """A token per byte, after <pad>, <s>, </s>, <unk> and the special tokens given; `named` ones
-    become attributes."""
+def make_tokenizer(*special: str, named: Mapping[str, str] | None = None, **options: Any) -> Any:
+    """Return a tokenizer with a token per byte, after <pad>, <s>, </s>, <unk> and special tokens.
+
+    Special tokens that are `named` become attributes.
+    """
     named = named or {}
     tokens = list(dict.fromkeys(["<pad>", "<s>", "</s>", "<unk>", *special, *named.values()]))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bpe = Tokenizer(models.BPE({token: i for i, token in enumerate([*tokens, *alphabet])}, []))
+    vocabulary = {token: i for i, token in enumerate(tokens + alphabet)}
+    bpe = Tokenizer(models.BPE(vocabulary, []))
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bpe.decoder = decoders.ByteLevel()
     bpe.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
@@ -178,8 +198,8 @@ def tokenizer(*special: str, named: Mapping[str, str] | None = None, **options: 
     )
 
 
-def ids(text: Any, **tokens: str) -> dict[str, int]:
-    """Ids of a tokenizer's tokens, under the names that a config has for them."""
+def find_ids(text: Any, **tokens: str) -> dict[str, int]:
+    """Return the ids of a tokenizer's tokens, under the names that a config has for them."""
     return {name: text.convert_tokens_to_ids(token) for name, token in tokens.items()}
 
 
@@ -187,54 +207,60 @@ def square(side: int) -> dict[str, int]:
     return {"height": side, "width": side}
 
 
-def whisper_features() -> Any:
+def make_whisper_features() -> Any:
     return hf.WhisperFeatureExtractor(feature_size=16, chunk_length=2)
 
 
 # --- Stored checkpoints
 
-stored("llava", "LlavaForConditionalGeneration", "image")
-stored("llava_next", "LlavaNextForConditionalGeneration", "image")
-stored("blip2", "Blip2ForConditionalGeneration", "image")
-stored("molmo", "MolmoForCausalLM", "image", side=(28, 280), kwargs=[{"max_crops": 2}])
-stored("deepseek_vl2", "DeepseekVLV2ForCausalLM", "image")
+add_stored("llava", "LlavaForConditionalGeneration", "image")
+add_stored("llava_next", "LlavaNextForConditionalGeneration", "image")
+add_stored("blip2", "Blip2ForConditionalGeneration", "image")
+add_stored("molmo", "MolmoForCausalLM", "image", side=(28, 280), kwargs=[{"max_crops": 2}])
+add_stored("deepseek_vl2", "DeepseekVLV2ForCausalLM", "image")
 TILE_OPTIONS = [{"max_dynamic_patch": 2}, {"dynamic_image_size": False}]
-stored("internvl2", "InternVLChatModel", "image", kwargs=TILE_OPTIONS)
+add_stored("internvl2", "InternVLChatModel", "image", kwargs=TILE_OPTIONS)
 
 
-stored("paligemma", "PaliGemmaForConditionalGeneration", "image")
-stored("qwen2_audio", "Qwen2AudioForConditionalGeneration", "audio")
-stored("ultravox", "UltravoxModel", "audio", samples=(1600, 64000))
-stored("phi3v", "Phi3VForCausalLM", "image", kwargs=[{"num_crops": 2}])
+add_stored("paligemma", "PaliGemmaForConditionalGeneration", "image")
+add_stored("qwen2_audio", "Qwen2AudioForConditionalGeneration", "audio")
+add_stored("ultravox", "UltravoxModel", "audio", samples=(1600, 64000))
+add_stored("phi3v", "Phi3VForCausalLM", "image", kwargs=[{"num_crops": 2}])
 SLICES = [{"max_slice_nums": 2}]
-stored("minicpmv", "MiniCPMV", "image", "video", kwargs=SLICES)
-LONGEST, OF_PATCHES = ([{"size": {"longest_edge": edge}}] for edge in (56, 64))
-stored("pixtral_hf", "LlavaForConditionalGeneration", "image", kwargs=OF_PATCHES)
-stored("idefics3", "Idefics3ForConditionalGeneration", "image", kwargs=LONGEST)
+add_stored("minicpmv", "MiniCPMV", "image", "video", kwargs=SLICES)
+LONGEST = [{"size": {"longest_edge": 56}}]
+OF_PATCHES = [{"size": {"longest_edge": 64}}]
+add_stored("pixtral_hf", "LlavaForConditionalGeneration", "image", kwargs=OF_PATCHES)
+add_stored("idefics3", "Idefics3ForConditionalGeneration", "image", kwargs=LONGEST)
 PAN_AND_SCAN = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 28}
-stored("gemma3", "Gemma3ForConditionalGeneration", "image", kwargs=[PAN_AND_SCAN])
+add_stored("gemma3", "Gemma3ForConditionalGeneration", "image", kwargs=[PAN_AND_SCAN])
 
 
-def changed(name: str, file: str, **values: Any) -> Mapping[str, Any]:
-    """The files of a stored checkpoint, with other values at the top of one of them."""
-    files = {path.name: path.read_text() for path in (FOLDER / name / "checkpoint").iterdir()}
-    return files | {file: {**json.loads(files[file]), **values}}
+def read_stored(name: str) -> dict[str, Any]:
+    """Return the texts of a stored checkpoint's files."""
+    return {path.name: path.read_text() for path in (FOLDER / name / "checkpoint").iterdir()}
 
 
 @maker("LlavaOnevisionForConditionalGeneration", "image", "video")
 def llava_onevision() -> Sequence[Any]:
     """With three sizes of the stored grid, none of which is as large as vLLM's largest image."""
-    files = changed("llava_onevision", "config.json", image_grid_pinpoints=GRID)
+    files = read_stored("llava_onevision")
+    config = json.loads(files["config.json"])
+    config["image_grid_pinpoints"] = GRID
     processor = json.loads(files["processor_config.json"])
     processor["image_processor"]["image_grid_pinpoints"] = GRID
-    return [{**files, "processor_config.json": processor}]
+    return [files | {"config.json": config, "processor_config.json": processor}]
 
 
 @maker("Mistral3ForConditionalGeneration", "image", kwargs=OF_PATCHES)
 def mistral3() -> Sequence[Any]:
-    files = changed("pixtral_hf", "processor_config.json", spatial_merge_size=2)
+    files = read_stored("pixtral_hf")
     config = json.loads(files["config.json"])
-    return [{**files, "config.json": config | {"model_type": "mistral3", "spatial_merge_size": 2}}]
+    config["model_type"] = "mistral3"
+    config["spatial_merge_size"] = 2
+    processor = json.loads(files["processor_config.json"])
+    processor["spatial_merge_size"] = 2
+    return [files | {"config.json": config, "processor_config.json": processor}]
 
 
 # --- LLaVA and what follows it
@@ -242,13 +268,13 @@ def mistral3() -> Sequence[Any]:
 
 @maker("LlavaNextVideoForConditionalGeneration", "video")
 def llava_next_video() -> Sequence[Any]:
-    text = tokenizer("<image>", "<video>")
+    text = make_tokenizer("<image>", "<video>")
     sizes = {"size": {"shortest_edge": 56}, "crop_size": square(56)}
     config = hf.LlavaNextVideoConfig(
         vision_config=hf.CLIPVisionConfig(**VISION),
         text_config=hf.LlamaConfig(**TEXT),
         image_grid_pinpoints=GRID,
-        **ids(text, image_token_index="<image>", video_token_index="<video>"),
+        **find_ids(text, image_token_index="<image>", video_token_index="<video>"),
     )
     return config, hf.LlavaNextVideoProcessor(
         hf.LlavaNextVideoVideoProcessor(**sizes),
@@ -262,12 +288,12 @@ def llava_next_video() -> Sequence[Any]:
 
 @maker("AriaForConditionalGeneration", "image")
 def aria() -> Sequence[Any]:
-    text = tokenizer("<|fim_prefix|>", "<|fim_suffix|>", named={"image_token": "<|img|>"})
+    text = make_tokenizer("<|fim_prefix|>", "<|fim_suffix|>", named={"image_token": "<|img|>"})
     config = hf.AriaConfig(
         vision_config=hf.Idefics3VisionConfig(**{**VISION, "image_size": 980}),
         text_config=hf.AriaTextConfig(**TEXT),
         projector_patch_to_query_dict={1225: 8, 4900: 16},
-        **ids(text, image_token_index="<|img|>"),
+        **find_ids(text, image_token_index="<|img|>"),
     )
     images = hf.AriaImageProcessor()
     return config, hf.AriaProcessor(images, text, size_conversion={490: 8, 980: 16})
@@ -279,19 +305,25 @@ def aria() -> Sequence[Any]:
 def _qwen_vl(
     family: str, vision: Mapping[str, Any], video: Any = hf.Qwen2VLVideoProcessor
 ) -> Sequence[Any]:
-    """A checkpoint of the classes whose names begin so."""
-    named = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
-    named |= {f"vision_{end}": f"<|vision_{end}|>" for end in ("start", "end")}
-    text = tokenizer("<|vision_start|>", "<|vision_end|>", *named.values())
-    config = getattr(hf, f"{family}Config")(
-        vision_config=vision,
-        text_config=QWEN_TEXT,
-        **ids(text, **{f"{key}_token_id": token for key, token in named.items()}),
+    """Return a checkpoint of the classes whose names begin with a family."""
+    text = make_tokenizer("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    token_ids = find_ids(
+        text,
+        image_token_id="<|image_pad|>",
+        video_token_id="<|video_pad|>",
+        vision_start_token_id="<|vision_start|>",
+        vision_end_token_id="<|vision_end|>",
     )
-    shape = {"patch_size": vision["patch_size"], "merge_size": 2, "temporal_patch_size": 2}
-    shape["size"] = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
-    processor = getattr(hf, f"{family}Processor")
-    return config, processor(hf.Qwen2VLImageProcessor(**shape), text, video(**shape))
+    make_config = getattr(hf, f"{family}Config")
+    config = make_config(vision_config=vision, text_config=QWEN_TEXT, **token_ids)
+    shape = {
+        "patch_size": vision["patch_size"],
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": 28 * 28, "longest_edge": 112 * 112},
+    }
+    make_processor = getattr(hf, f"{family}Processor")
+    return config, make_processor(hf.Qwen2VLImageProcessor(**shape), text, video(**shape))
 
 
 QWEN_ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
@@ -341,7 +373,7 @@ GEMMA_TEXT = {**TEXT, "vocab_size_per_layer_input": 512, "num_kv_shared_layers":
 
 @maker("Gemma3nForConditionalGeneration", "image", "audio")
 def gemma3n() -> Sequence[Any]:
-    text = tokenizer(*("\n" * n for n in range(1, 5)), named=GEMMA_TOKENS)
+    text = make_tokenizer("\n", "\n\n", "\n\n\n", "\n\n\n\n", named=GEMMA_TOKENS)
     vocabulary = {"hidden_size": 32, "vocab_size": 8}
     config = hf.Gemma3nConfig(
         vision_config={**vocabulary, "vocab_offset": 600},
@@ -349,7 +381,7 @@ def gemma3n() -> Sequence[Any]:
         text_config={**GEMMA_TEXT, "laurel_rank": 4},
         audio_soft_tokens_per_image=8,
         vision_soft_tokens_per_image=4,
-        **ids(text, **{f"{key}_id": token for key, token in GEMMA_TOKENS.items()}),
+        **find_ids(text, **{f"{key}_id": token for key, token in GEMMA_TOKENS.items()}),
     )
     images = hf.SiglipImageProcessor(size=square(56))
     return config, hf.Gemma3nProcessor(
@@ -362,19 +394,27 @@ OF_GEMMA4 = {"metadata": True, "kwargs": [{"max_soft_tokens": 140}]}
 
 @maker("Gemma4ForConditionalGeneration", "image", "video", "audio", **OF_GEMMA4)
 def gemma4() -> Sequence[Any]:
-    named = {}
-    for kind, letter in {"image": "i", "audio": "a"}.items():
-        named |= {f"{kind}_token": f"<|{kind}|>", f"bo{letter}_token": f"<|{kind}>"}
-        named |= {f"eo{letter}_token": f"<{kind}|>"}
-    named |= {"video_token": "<|video|>"}
-    text = tokenizer(named=named)
+    named = {
+        "image_token": "<|image|>",
+        "boi_token": "<|image>",
+        "eoi_token": "<image|>",
+        "audio_token": "<|audio|>",
+        "boa_token": "<|audio>",
+        "eoa_token": "<audio|>",
+        "video_token": "<|video|>",
+    }
+    text = make_tokenizer(named=named)
     shape = {"patch_size": 4, "pooling_kernel_size": 3}
-    of_config = {f"{key}_id": token for key, token in named.items() if key != "eoa_token"}
+    # a name that does not end as the other ones
+    tokens = {"eoa_token_index": "<audio|>"}
+    for key, token in named.items():
+        if key != "eoa_token":
+            tokens[f"{key}_id"] = token
     config = hf.Gemma4Config(
         vision_config={**LAYERS, **shape, "default_output_length": 70},
         audio_config={"hidden_size": 32, "num_hidden_layers": 2},
         text_config=GEMMA_TEXT,
-        **ids(text, eoa_token_index="<audio|>", **of_config),
+        **find_ids(text, **tokens),
     )
     return config, hf.Gemma4Processor(
         hf.Gemma4AudioFeatureExtractor(),
@@ -390,9 +430,14 @@ def gemma4() -> Sequence[Any]:
 
 @maker("Cohere2VisionForConditionalGeneration", "image", kwargs=[{"max_patches": 2}])
 def cohere2_vision() -> Sequence[Any]:
-    named = {"image_token": "<|IMG_PATCH|>", "boi_token": "<|START_OF_IMG|>"}
-    named |= {"eoi_token": "<|END_OF_IMG|>", "img_line_break_token": "<|IMG_LINE_BREAK|>"}
-    text = tokenizer(named=named)
+    text = make_tokenizer(
+        named={
+            "image_token": "<|IMG_PATCH|>",
+            "boi_token": "<|START_OF_IMG|>",
+            "eoi_token": "<|END_OF_IMG|>",
+            "img_line_break_token": "<|IMG_LINE_BREAK|>",
+        }
+    )
     config = hf.Cohere2VisionConfig(
         vision_config=hf.SiglipVisionConfig(**{**VISION, "image_size": 32, "patch_size": 4}),
         text_config=hf.Cohere2Config(**TEXT),
@@ -408,14 +453,25 @@ def cohere2_vision() -> Sequence[Any]:
 
 @maker("Llama4ForConditionalGeneration", "image", kwargs=[{"max_patches": 2}])
 def llama4() -> Sequence[Any]:
-    parts = ("image", "patch", "image_start", "image_end", "tile_x_separator", "tile_y_separator")
-    text = tokenizer(*(f"<|{part}|>" for part in parts))
+    text = make_tokenizer(
+        "<|image|>",
+        "<|patch|>",
+        "<|image_start|>",
+        "<|image_end|>",
+        "<|tile_x_separator|>",
+        "<|tile_y_separator|>",
+    )
     vision = hf.Llama4VisionConfig(**VISION, pixel_shuffle_ratio=0.5, vision_output_dim=32)
-    marks = {"boi_token_index": "<|image_start|>", "eoi_token_index": "<|image_end|>"}
+    token_ids = find_ids(
+        text,
+        image_token_index="<|patch|>",
+        boi_token_index="<|image_start|>",
+        eoi_token_index="<|image_end|>",
+    )
     config = hf.Llama4Config(
         vision_config=vision,
         text_config=hf.Llama4TextConfig(**TEXT, intermediate_size_mlp=64, num_local_experts=2),
-        **ids(text, image_token_index="<|patch|>", **marks),
+        **token_ids,
     )
     images = hf.Llama4ImageProcessor(size=square(56), max_patches=4)
     return config, hf.Llama4Processor(images, text, patch_size=14, pixel_shuffle_ratio=0.5)
@@ -426,9 +482,14 @@ PATCHES = [{"max_patches": 2}, {"crop_to_patches": False}]
 
 @maker("InternVLForConditionalGeneration", "image", "video", kwargs=PATCHES)
 def internvl_hf() -> Sequence[Any]:
-    named = {"start_image_token": "<img>", "end_image_token": "</img>"}
-    named |= {"context_image_token": "<IMG_CONTEXT>", "video_token": "<video>"}
-    text = tokenizer(named=named)
+    text = make_tokenizer(
+        named={
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        }
+    )
     vision = {**VISION, "image_size": [56, 56], "patch_size": [14, 14]}
     config = hf.InternVLConfig(
         vision_config=hf.InternVLVisionConfig(**vision),
@@ -448,14 +509,29 @@ SPLITTING = [{"max_image_tokens": 8}, {"do_image_splitting": False}, {"use_thumb
 
 @maker("Lfm2VlForConditionalGeneration", "image", side=(28, 280), kwargs=SPLITTING)
 def lfm2_vl() -> Sequence[Any]:
-    cells = [f"<|img_row_{i}_col_{j}|>" for i in range(1, 5) for j in range(1, 5)]
-    named = {"image_token": "<image>"}
-    named |= {f"image_{end}_token": f"<|image_{end}|>" for end in ("start", "end")}
-    named["image_thumbnail_token"] = "<|img_thumbnail|>"
-    text = tokenizer(*cells, named=named)
-    tiles = {"min_tiles": 2, "max_tiles": 4, "tile_size": 64, "use_thumbnail": True}
-    tiles |= {"min_image_tokens": 4, "max_image_tokens": 16, "do_image_splitting": True}
-    tiles |= {"downsample_factor": 2, "encoder_patch_size": 16, "max_num_patches": 64}
+    cells = []
+    for row in range(1, 5):
+        for column in range(1, 5):
+            cells.append(f"<|img_row_{row}_col_{column}|>")
+    named = {
+        "image_token": "<image>",
+        "image_start_token": "<|image_start|>",
+        "image_end_token": "<|image_end|>",
+        "image_thumbnail_token": "<|img_thumbnail|>",
+    }
+    text = make_tokenizer(*cells, named=named)
+    tiles = {
+        "min_tiles": 2,
+        "max_tiles": 4,
+        "tile_size": 64,
+        "use_thumbnail": True,
+        "min_image_tokens": 4,
+        "max_image_tokens": 16,
+        "do_image_splitting": True,
+        "downsample_factor": 2,
+        "encoder_patch_size": 16,
+        "max_num_patches": 64,
+    }
     vision = {"model_type": "siglip2_vision_model", **LAYERS, "patch_size": 16, "num_patches": 16}
     layers = ["conv", "full_attention"]
     config = hf.Lfm2VlConfig(
@@ -469,23 +545,26 @@ def lfm2_vl() -> Sequence[Any]:
 
 @maker("Glm4vForConditionalGeneration", "image", "video", metadata=True, kwargs=PIXELS[2:])
 def glm4v() -> Sequence[Any]:
-    kinds, ends = ("image", "video"), {"start": "begin", "end": "end"}
-    named = {f"{kind}_token": f"<|{kind}|>" for kind in kinds}
     marks = {
-        f"{kind}_{end}_token_id": f"<|{written}_of_{kind}|>"
-        for kind in kinds
-        for end, written in ends.items()
+        "image_start_token_id": "<|begin_of_image|>",
+        "image_end_token_id": "<|end_of_image|>",
+        "video_start_token_id": "<|begin_of_video|>",
+        "video_end_token_id": "<|end_of_video|>",
     }
-    text = tokenizer(*marks.values(), named=named)
+    named = {"image_token": "<|image|>", "video_token": "<|video|>"}
+    text = make_tokenizer(*marks.values(), named=named)
     size = {"image_size": 112, "patch_size": 14, "out_hidden_size": 32}
     config = hf.Glm4vConfig(
         vision_config={**LAYERS, **HEADS, **size},
         text_config=QWEN_TEXT,
-        **ids(text, **marks, image_token_id="<|image|>", video_token_id="<|video|>"),
+        **find_ids(text, **marks, image_token_id="<|image|>", video_token_id="<|video|>"),
     )
-    shape = {"patch_size": 14}
-    shape["size"] = {"shortest_edge": 28 * 28 * 2, "longest_edge": 112 * 112 * 2}
-    images, videos = hf.Glm4vImageProcessor(**shape), hf.Glm4vVideoProcessor(**shape)
+    shape = {
+        "patch_size": 14,
+        "size": {"shortest_edge": 28 * 28 * 2, "longest_edge": 112 * 112 * 2},
+    }
+    images = hf.Glm4vImageProcessor(**shape)
+    videos = hf.Glm4vVideoProcessor(**shape)
     return config, hf.Glm4vProcessor(images, text, videos)
 
 
@@ -495,30 +574,45 @@ def glm4v() -> Sequence[Any]:
 def _omni(
     family: str, vision: Mapping[str, Any], pads: Sequence[str], ends: Mapping[str, str]
 ) -> Sequence[Any]:
-    """A checkpoint of the classes whose names begin so."""
+    """Return a checkpoint of the classes whose names begin with a family.
+
+    Args:
+        pads: names of the tokens of images, audios and videos.
+        ends: what the tokens around vision and audio end with, by "bos" and "eos".
+    """
     kinds = ("image", "audio", "video")
     named = {f"{kind}_token": f"<|{pad}|>" for kind, pad in zip(kinds, pads, strict=True)}
     for kind in ("vision", "audio"):
-        named |= {f"{kind}_{end}_token": f"<|{kind}_{written}|>" for end, written in ends.items()}
-    text = tokenizer(named=named)
-    audio = {"num_mel_bins": 16, "d_model": 32, "output_dim": 32}
-    audio |= {"encoder_layers": 2, "encoder_attention_heads": 2}
+        for end, suffix in ends.items():
+            named[f"{kind}_{end}_token"] = f"<|{kind}_{suffix}|>"
+    text = make_tokenizer(named=named)
+    audio = {
+        "num_mel_bins": 16,
+        "d_model": 32,
+        "output_dim": 32,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+    }
     thinker = {"vision_config": vision, "audio_config": audio, "text_config": QWEN_TEXT}
     for kind in kinds:
-        thinker |= ids(
-            text,
-            **dict.fromkeys((f"{kind}_token_index", f"{kind}_token_id"), named[f"{kind}_token"]),
-        )
+        token_id = text.convert_tokens_to_ids(named[f"{kind}_token"])
+        thinker[f"{kind}_token_index"] = token_id
+        thinker[f"{kind}_token_id"] = token_id
     for kind in ("vision", "audio"):
         thinker[f"{kind}_start_token_id"] = getattr(text, f"{kind}_bos_token_id")
         thinker[f"{kind}_end_token_id"] = getattr(text, f"{kind}_eos_token_id")
     token = (2 * vision["patch_size"]) ** 2
     # of videos, whatever the checkpoint says
-    shape = {"size": {"shortest_edge": 128 * token, "longest_edge": 768 * token}}
-    shape["patch_size"] = vision["patch_size"]
-    config = getattr(hf, f"{family}Config")(thinker_config=thinker, enable_audio_output=False)
-    images, videos = hf.Qwen2VLImageProcessor(**shape), hf.Qwen2VLVideoProcessor(**shape)
-    return config, getattr(hf, f"{family}Processor")(images, videos, whisper_features(), text)
+    shape = {
+        "size": {"shortest_edge": 128 * token, "longest_edge": 768 * token},
+        "patch_size": vision["patch_size"],
+    }
+    make_config = getattr(hf, f"{family}Config")
+    config = make_config(thinker_config=thinker, enable_audio_output=False)
+    images = hf.Qwen2VLImageProcessor(**shape)
+    videos = hf.Qwen2VLVideoProcessor(**shape)
+    make_processor = getattr(hf, f"{family}Processor")
+    return config, make_processor(images, videos, make_whisper_features(), text)
 
 
 # the last: as many audios as videos, at the same places
@@ -539,11 +633,14 @@ def qwen3_omni() -> Sequence[Any]:
 
 @maker("WhisperForConditionalGeneration", "audio", options={"max_model_len": 64})
 def whisper() -> Sequence[Any]:
-    text = tokenizer("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>")
-    sizes = {"layers": 2, "attention_heads": 2, "ffn_dim": 64}
+    text = make_tokenizer("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>")
     config = hf.WhisperConfig(
-        **{f"encoder_{key}": value for key, value in sizes.items()},
-        **{f"decoder_{key}": value for key, value in sizes.items()},
+        encoder_layers=2,
+        encoder_attention_heads=2,
+        encoder_ffn_dim=64,
+        decoder_layers=2,
+        decoder_attention_heads=2,
+        decoder_ffn_dim=64,
         vocab_size=512,
         d_model=32,
         num_mel_bins=16,
@@ -552,20 +649,20 @@ def whisper() -> Sequence[Any]:
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
-        **ids(text, decoder_start_token_id="<|startoftranscript|>"),
+        **find_ids(text, decoder_start_token_id="<|startoftranscript|>"),
     )
-    return config, hf.WhisperProcessor(whisper_features(), text)
+    return config, hf.WhisperProcessor(make_whisper_features(), text)
 
 
 @maker("AudioFlamingo3ForConditionalGeneration", "audio")
 def audioflamingo3() -> Sequence[Any]:
-    text = tokenizer("<sound>")
+    text = make_tokenizer("<sound>")
     config = hf.AudioFlamingo3Config(
         audio_config={**LAYERS, "num_mel_bins": 16},
         text_config={"model_type": "qwen2", **TEXT},
-        **ids(text, audio_token_id="<sound>"),
+        **find_ids(text, audio_token_id="<sound>"),
     )
-    return config, hf.AudioFlamingo3Processor(whisper_features(), text, max_audio_len=6)
+    return config, hf.AudioFlamingo3Processor(make_whisper_features(), text, max_audio_len=6)
 
 
 # --- vLLM's own processors: the checkpoint names a configuration class of its own
@@ -577,30 +674,33 @@ class ChatConfig(hf.PretrainedConfig):
     model_type = "zoo"
 
     def __init__(self, **fields):  # type: ignore[no-untyped-def]
-        parts = {key: dict(fields.pop(key)) for key in list(fields) if key.endswith("_config")}
+        parts = {}
+        for key in list(fields):
+            if key.endswith("_config"):
+                parts[key] = dict(fields.pop(key))
         super().__init__(**fields)
         for key, part in parts.items():
-            known = part.get("model_type") in CONFIG_MAPPING
-            setattr(self, key, (AutoConfig.for_model if known else hf.PretrainedConfig)(**part))
+            if part.get("model_type") in CONFIG_MAPPING:
+                setattr(self, key, AutoConfig.for_model(**part))
+            else:
+                setattr(self, key, hf.PretrainedConfig(**part))
         self.text_config = getattr(self, "llm_config", getattr(self, "text_config", None))
 
 
-def _remote(module: str, auto: str, *classes: type) -> tuple[dict[str, str], dict[str, str]]:
-    """A module of classes defined here, as a file of the checkpoint, and how auto_map names the
-    last of them."""
+def _copy_class(module: str, auto: str, cls: type) -> tuple[dict[str, str], dict[str, str]]:
+    """Return a class of this module as a file of the checkpoint, and its entry of auto_map."""
     head = (
         "import transformers as hf\nfrom transformers import AutoConfig\n"
         "from transformers.models.auto.configuration_auto import CONFIG_MAPPING\n\n\n"
     )
-    source = head + "\n\n".join(inspect.getsource(cls) for cls in classes)
-    return {f"{module}.py": source}, {auto: f"{module}.{classes[-1].__name__}"}
+    return {f"{module}.py": head + inspect.getsource(cls)}, {auto: f"{module}.{cls.__name__}"}
 
 
 def _chat(model_type: str, **fields: Any) -> dict[str, Any]:
-    """The files of a remote configuration."""
-    files, auto = _remote("configuration_zoo", "AutoConfig", ChatConfig)
-    named = {"model_type": model_type, "auto_map": auto, "torch_dtype": "float32"}
-    return {**files, "config.json": {**named, **fields}}
+    """Return the files of a remote configuration."""
+    files, auto = _copy_class("configuration_zoo", "AutoConfig", ChatConfig)
+    config = {"model_type": model_type, "auto_map": auto, "torch_dtype": "float32"} | fields
+    return {**files, "config.json": config}
 
 
 QWEN2 = {"model_type": "qwen2", **TEXT}
@@ -617,29 +717,37 @@ TILES = {
 
 @maker("H2OVLChatModel", "image", kwargs=TILE_OPTIONS)
 def h2ovl() -> Sequence[Any]:
-    text = tokenizer("<img>", "</img>", "<IMG_CONTEXT>")
+    text = make_tokenizer("<img>", "</img>", "<IMG_CONTEXT>")
     return _chat("h2ovl_chat", **TILES, use_msac=True, llm_config=QWEN2), text
 
 
 @maker("SkyworkR1VChatModel", "image", kwargs=TILE_OPTIONS)
 def skywork_r1v() -> Sequence[Any]:
-    text = tokenizer("<img>", "</img>", "<IMG_CONTEXT>")
+    text = make_tokenizer("<img>", "</img>", "<IMG_CONTEXT>")
     return _chat("skywork_chat", **TILES, llm_config=QWEN2), text
 
 
 @maker("NVLM_D", "image", kwargs=TILE_OPTIONS)
 def nvlm_d() -> Sequence[Any]:
-    text = tokenizer("<|vision_pad|>", "</Image>")
+    text = make_tokenizer("<|vision_pad|>", "</Image>")
     return _chat("NVLM_D", **TILES, llm_config=QWEN2), text
 
 
 @maker("Ovis", "image", kwargs=[{"max_partition": 4}])
 def ovis() -> Sequence[Any]:
-    text = tokenizer("<image>", "<|image_pad|>")
-    eye = {"model_type": "siglip_visual_tokenizer", "hidden_stride": 2, "vocab_size": 64}
-    eye["backbone_config"] = {"model_type": "siglip_vision_model", **VISION}
-    config = {"model_type": "ovis", "hidden_size": 32}
-    config |= {"llm_config": QWEN2, "visual_tokenizer_config": eye}
+    text = make_tokenizer("<image>", "<|image_pad|>")
+    visual_tokenizer = {
+        "model_type": "siglip_visual_tokenizer",
+        "hidden_stride": 2,
+        "vocab_size": 64,
+        "backbone_config": {"model_type": "siglip_vision_model", **VISION},
+    }
+    config = {
+        "model_type": "ovis",
+        "hidden_size": 32,
+        "llm_config": QWEN2,
+        "visual_tokenizer_config": visual_tokenizer,
+    }
     return {"config.json": config}, text, hf.SiglipImageProcessor(size=square(56))
 
 
@@ -648,7 +756,7 @@ def ovis2_5() -> Sequence[Any]:
     # min_pixels and max_pixels, which the processor takes, cannot be asked for: they are dropped,
     # or, in images_kwargs, refused, as Ovis2_5ProcessorKwargs does not declare them.
     vision = {**VISION, "hidden_stride": 2, "temporal_patch_size": 1}
-    text = tokenizer("<image>", "<video>", "<|image_pad|>")
+    text = make_tokenizer("<image>", "<video>", "<|image_pad|>")
     parts = {"vit_config": vision, "llm_config": {**QWEN2, "model_type": "qwen3"}}
     return _chat("ovis2_5", visual_vocab_size=64, **parts), text, hf.SiglipImageProcessor()
 
@@ -656,17 +764,27 @@ def ovis2_5() -> Sequence[Any]:
 @maker("IsaacForConditionalGeneration", "image", kwargs=[{"vision_min_num_patches": 16}])
 def isaac() -> Sequence[Any]:
     # vLLM's image processor has these limits whatever the configuration says.
-    limits = {"vision_max_num_patches": 6144, "vision_min_num_patches": 256}
-    vision = {**VISION, "patch_size": 16, "num_patches": 64}
-    config = {"model_type": "isaac", **limits, "pixel_shuffle_scale": 2}
-    config |= {"vision_config": vision, "text_config": TEXT}
-    return {"config.json": config}, tokenizer("<image>", "<|image_pad|>")
+    config = {
+        "model_type": "isaac",
+        "vision_max_num_patches": 6144,
+        "vision_min_num_patches": 256,
+        "pixel_shuffle_scale": 2,
+        "vision_config": {**VISION, "patch_size": 16, "num_patches": 64},
+        "text_config": TEXT,
+    }
+    return {"config.json": config}, make_tokenizer("<image>", "<|image_pad|>")
 
 
 @maker("Step3VLForConditionalGeneration", "image", side=(56, 800), kwargs=[{"enable_patch": False}])
 def step3_vl() -> Sequence[Any]:
-    marks = ("im_start", "im_end", "patch_start", "patch_end", "patch_newline")
-    text = tokenizer(*(f"<{mark}>" for mark in marks), named={"image_token": "<im_patch>"})
+    text = make_tokenizer(
+        "<im_start>",
+        "<im_end>",
+        "<patch_start>",
+        "<patch_end>",
+        "<patch_newline>",
+        named={"image_token": "<im_patch>"},
+    )
     config = {"model_type": "step3_vl", "vision_config": VISION, "text_config": TEXT}
     return {"config.json": {**config, "image_token_id": text.image_token_id}}, text
 
@@ -675,7 +793,7 @@ def step3_vl() -> Sequence[Any]:
 def deepseek_ocr() -> Sequence[Any]:
     config = json.loads((FOLDER / "deepseek_vl2" / "checkpoint" / "config.json").read_text())
     processor = {"processor_class": "DeepseekOCRProcessor"}
-    text = tokenizer("<image>", pad_token="<｜▁pad▁｜>")
+    text = make_tokenizer("<image>", pad_token="<｜▁pad▁｜>")
     return {"config.json": config, "processor_config.json": processor}, text
 
 
@@ -694,22 +812,35 @@ class MiniCPMOProcessor(hf.ProcessorMixin):
 @maker("MiniCPMO", "image", "video", "audio", kwargs=SLICES)
 def minicpmo() -> Sequence[Any]:
     """MiniCPM-V with a feature extractor, and a tokenizer that names its marks without "_token"."""
-    named = {"im_id_start": "<image_id>", "im_id_end": "</image_id>"}
-    for mark, written in {"im": "image", "slice": "slice"}.items():
-        named |= {f"{mark}_start": f"<{written}>", f"{mark}_end": f"</{written}>"}
-    named |= {"audio_start": "<|audio_start|>", "audio_end": "<|audio_end|>"}
-    named |= {"spk_start": "<|spk_bos|>", "spk_end": "<|spk_eos|>"}
-    audio = {"audio_config": {"model_type": "whisper", "num_mel_bins": 16}}
-    audio |= {"audio_chunk_length": 1.0, "audio_pool_step": 2}
-    files = changed("minicpmv", "config.json", architectures=["MiniCPMO"], **audio)
-    source, auto = _remote("processing_zoo", "AutoProcessor", MiniCPMOProcessor)
+    named = {
+        "im_id_start": "<image_id>",
+        "im_id_end": "</image_id>",
+        "im_start": "<image>",
+        "im_end": "</image>",
+        "slice_start": "<slice>",
+        "slice_end": "</slice>",
+        "audio_start": "<|audio_start|>",
+        "audio_end": "<|audio_end|>",
+        "spk_start": "<|spk_bos|>",
+        "spk_end": "<|spk_eos|>",
+    }
+    files = read_stored("minicpmv")
+    config = json.loads(files["config.json"])
+    config["architectures"] = ["MiniCPMO"]
+    config["audio_config"] = {"model_type": "whisper", "num_mel_bins": 16}
+    config["audio_chunk_length"] = 1.0
+    config["audio_pool_step"] = 2
+    source, auto = _copy_class("processing_zoo", "AutoProcessor", MiniCPMOProcessor)
     images = json.loads(files["preprocessor_config.json"])
-    extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 16}
-    images |= {**extractor, "processor_class": "MiniCPMOProcessor"}
+    images["feature_extractor_type"] = "WhisperFeatureExtractor"
+    images["feature_size"] = 16
+    images["processor_class"] = "MiniCPMOProcessor"
     images["auto_map"] |= auto
     text = {"tokenizer_class": "PreTrainedTokenizerFast", **ROLES, "extra_special_tokens": named}
-    written = {"preprocessor_config.json": images, "tokenizer_config.json": text}
-    return [files, tokenizer(named=named), {**source, **written}]
+    # each part overwrites files of the one before it
+    changes = {"preprocessor_config.json": images, "tokenizer_config.json": text}
+    stored_files = files | {"config.json": config}
+    return [stored_files, make_tokenizer(named=named), source | changes]
 
 
 SLICE_OPTIONS = [{"max_slice_nums": 1}, {"downsample_mode": "4x"}]
@@ -717,18 +848,26 @@ SLICE_OPTIONS = [{"max_slice_nums": 1}, {"downsample_mode": "4x"}]
 
 @maker("MiniCPMV4_6ForConditionalGeneration", "image", "video", kwargs=SLICE_OPTIONS)
 def minicpmv4_6() -> Sequence[Any]:
-    named = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
-    for kind, mark in {"image": "image", "slice": "slice", "image_id": "image_id"}.items():
-        named |= {f"{kind}_start_token": f"<{mark}>", f"{kind}_end_token": f"</{mark}>"}
-    text = tokenizer(named=named)
+    named = {
+        "image_token": "<|image_pad|>",
+        "video_token": "<|video_pad|>",
+        "image_start_token": "<image>",
+        "image_end_token": "</image>",
+        "slice_start_token": "<slice>",
+        "slice_end_token": "</slice>",
+        "image_id_start_token": "<image_id>",
+        "image_id_end_token": "</image_id>",
+    }
+    text = make_tokenizer(named=named)
     config = hf.MiniCPMV4_6Config(
         vision_config={**VISION, "insert_layer_id": 0},
         text_config={"model_type": "qwen3", **TEXT},
         image_size=56,
-        **ids(text, image_token_id="<|image_pad|>", video_token_id="<|video_pad|>"),
+        **find_ids(text, image_token_id="<|image_pad|>", video_token_id="<|video_pad|>"),
     )
     shape = {"max_slice_nums": 4, "scale_resolution": 56, "patch_size": 14}
-    images, videos = hf.MiniCPMV4_6ImageProcessor(**shape), hf.MiniCPMV4_6VideoProcessor(**shape)
+    images = hf.MiniCPMV4_6ImageProcessor(**shape)
+    videos = hf.MiniCPMV4_6VideoProcessor(**shape)
     return config, hf.MiniCPMV4_6Processor(images, videos, text)
 
 
@@ -738,8 +877,11 @@ REFUSED = ("whisper", "blip2", "gemma3n", "qwen3_omni")
 """What that backend does not serve, and says so: an encoder with a decoder, and processors of
 transformers that do not tell where their placeholders are."""
 
-SERVED = [name for name, e in ZOO.items() if hasattr(hf, e.architecture) and name not in REFUSED]
+SERVED: list[str] = []
+"""What that backend serves."""
 
-for name in SERVED:
-    options = {**ZOO[name].options, "model_impl": "transformers"}
-    ZOO[f"transformers/{name}"] = replace(ZOO[name], options=options)
+for name, entry in list(ZOO.items()):
+    if hasattr(hf, entry.architecture) and name not in REFUSED:
+        SERVED.append(name)
+        options = {**entry.options, "model_impl": "transformers"}
+        ZOO[f"transformers/{name}"] = replace(entry, options=options)

@@ -11,7 +11,7 @@ import torch
 from examples.server import Server
 from examples.terra.environment import Scenes, ServerDream, TerraVectorEnv
 from examples.terra.rollout import BLOCK_SIZE
-from examples.terra.serve_demo import SAMPLING, closed_loop, stream
+from examples.terra.serve_demo import SAMPLING, run_closed_loop, stream
 from examples.terra.worlds import TownWorld, make_episode
 from mmkit.serve import Client
 from mmkit.serve.client import Session
@@ -37,7 +37,7 @@ def is_picture_of(output: Any, ids: Any) -> bool:
 
 
 def test_a_closed_loop_and_a_stream_are_the_reference_rollout(client: Client, frames: np.ndarray) -> None:
-    assert (closed_loop(client, FRAMES[0, :3], ACTIONS[0], 22) == frames).all()
+    assert (run_closed_loop(client, FRAMES[0, :3], ACTIONS[0], 22) == frames).all()
     assert stream(client, FRAMES[0, :3], ACTIONS[0]) == frames[0].tolist()
 
 
