@@ -1,12 +1,11 @@
 """Expressions: structure, evaluation against plain Python, folding, and what they refuse."""
 
 import ast
+import functools
 import operator
 import pickle
 import re
 from dataclasses import replace
-from functools import partial
-from itertools import product
 from math import ceil, floor
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -48,100 +47,225 @@ STATIC = Scope(cfg=SCOPE.cfg, proc=SCOPE.proc, tok=SCOPE.tok, kwargs=SCOPE.kwarg
 # -- against plain Python --------------------------------------------------------------------------------------------
 
 
-class Drawn(NamedTuple):
+class Example(NamedTuple):
     """An expression as a user writes it, a function that computes its value by plain Python, and what it reads."""
 
     expr: Any
-    value: Any
+    compute: Any
     reads: frozenset[Any] = frozenset()
 
 
-def eager(function):
-    return lambda *parts: function(*(part() for part in parts))
+class Operation(NamedTuple):
+    """An operation on expressions, the same one on functions that compute values, and the number of its operands."""
+
+    record: Any
+    compute: Any
+    arity: int
 
 
-def chosen(test, then, other):
-    return then() if test() else other()
+def on_values(function):
+    """Return the operation on functions that computes all of their values first."""
+
+    def compute(*operands):
+        values = [operand() for operand in operands]
+        return function(*values)
+
+    return compute
+
+
+def choose(test, then, other):
+    if test():
+        return then()
+    return other()
+
+
+def compute_and(left, right):
+    """Compute `left & right`, but not the right side where the left is False."""
+    value = left()
+    if value is False:
+        return False
+    return value & right()
+
+
+def compute_or(left, right):
+    """Compute `left | right`, but not the right side where the left is True."""
+    value = left()
+    if value is True:
+        return True
+    return value | right()
+
+
+def record_not_and(a, b):
+    return ~((a < b) & (a != 2))
+
+
+def compute_not_and(a, b):
+    return not (a < b and a != 2)
+
+
+def record_larger_or_five(a, b):
+    return (a > b) | (b == 5)
+
+
+def compute_larger_or_five(a, b):
+    return a > b or b == 5
+
+
+def divide_up(a, b):
+    return -(-a // b)
 
 
 COMPARISONS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
-TOTAL = [(op, eager(op), 2) for op in (operator.add, operator.sub, operator.mul, *COMPARISONS)]
-TOTAL += [(maximum, eager(max), 2), (minimum, eager(min), 2)]
-TOTAL += [(op, eager(op), 1) for op in (operator.neg, abs, ceil, floor, round)]
-TOTAL += [(lambda a, b: ~((a < b) & (a != 2)), eager(lambda a, b: not (a < b and a != 2)), 2)]
-TOTAL += [(lambda a, b: (a > b) | (b == 5), eager(lambda a, b: a > b or b == 5), 2), (where, chosen, 3)]
-PARTIAL = [(op, eager(op), 2) for op in (operator.truediv, operator.floordiv, operator.mod)]
-PARTIAL += [(ceil_div, eager(lambda a, b: -(-a // b)), 2)]
-PARTIAL += [(operator.and_, lambda a, b: a() if a() is False else a() & b(), 2)]
-PARTIAL += [(operator.or_, lambda a, b: a() if a() is True else a() | b(), 2)]
+
+TOTAL = [
+    Operation(maximum, on_values(max), 2),
+    Operation(minimum, on_values(min), 2),
+    Operation(record_not_and, on_values(compute_not_and), 2),
+    Operation(record_larger_or_five, on_values(compute_larger_or_five), 2),
+    Operation(where, choose, 3),
+]
+"""Operations that all numbers have."""
+
+for operator_of_two in [operator.add, operator.sub, operator.mul] + COMPARISONS:
+    TOTAL.append(Operation(operator_of_two, on_values(operator_of_two), 2))
+for operator_of_one in (operator.neg, abs, ceil, floor, round):
+    TOTAL.append(Operation(operator_of_one, on_values(operator_of_one), 1))
+
+PARTIAL = [
+    Operation(operator.truediv, on_values(operator.truediv), 2),
+    Operation(operator.floordiv, on_values(operator.floordiv), 2),
+    Operation(operator.mod, on_values(operator.mod), 2),
+    Operation(ceil_div, on_values(divide_up), 2),
+    Operation(operator.and_, compute_and, 2),
+    Operation(operator.or_, compute_or, 2),
+]
+"""Operations that fail for some numbers."""
 
 
-def applied(operation, *parts):
-    """An operation on drawn expressions; the first of constants, since Python computes with these itself."""
-    recorded, computed, arity = operation
-    exprs, values, reads = zip(*parts[:arity], strict=True)
-    if not any(isinstance(expr, Expr) for expr in exprs[:2]):
-        return parts[0]
-    return Drawn(recorded(*exprs), lambda: computed(*values), frozenset().union(*reads))
+def apply(operation, *operands):
+    """Return the example of an operation on examples, or the first of them where all are constants, since Python
+    computes with these itself."""
+    operands = operands[: operation.arity]
+    if not any(isinstance(operand.expr, Expr) for operand in operands[:2]):
+        return operands[0]
+
+    exprs = []
+    functions = []
+    reads = frozenset()
+    for operand in operands:
+        exprs.append(operand.expr)
+        functions.append(operand.compute)
+        reads |= operand.reads
+
+    def compute():
+        return operation.compute(*functions)
+
+    return Example(operation.record(*exprs), compute, reads)
 
 
-def constant(value):
-    return Drawn(value, lambda: value)
+def make_constant(value):
+    def compute():
+        return value
+
+    return Example(value, compute)
 
 
-def named(root, name, value):
+def make_name(root, name, value):
+    example = make_constant(value)
     expr = getattr(root, name)
-    return Drawn(expr, lambda: value, dependencies(expr))
+    return Example(expr, example.compute, dependencies(expr))
 
 
-constants = (st.integers(-9, 9) | st.sampled_from([0.5, -1.5, 4.0])).map(constant)
-names = st.sampled_from([named(root, *at) for root, own in ((cfg, CONFIG), (item, ITEM)) for at in own.items()])
-powers = st.builds(applied, st.just((operator.pow, eager(operator.pow), 2)), names, st.integers(0, 3).map(constant))
+CONSTANTS = (st.integers(-9, 9) | st.sampled_from([0.5, -1.5, 4.0])).map(make_constant)
+
+NAMES_WITH_VALUES = []
+for config_name, config_value in CONFIG.items():
+    NAMES_WITH_VALUES.append(make_name(cfg, config_name, config_value))
+for fact_name, fact in ITEM.items():
+    NAMES_WITH_VALUES.append(make_name(item, fact_name, fact))
+
+LEAVES = st.sampled_from(NAMES_WITH_VALUES)
+POWER = Operation(operator.pow, on_values(operator.pow), 2)
+POWERS = st.builds(apply, st.just(POWER), LEAVES, st.integers(0, 3).map(make_constant))
 
 
-def drawn(operations):
-    operation = st.sampled_from(operations)
-    every = st.recursive(names | constants | powers, lambda inner: st.builds(applied, operation, inner, inner, inner))
-    return every.filter(lambda one: isinstance(one.expr, Expr))
+def is_expression(example):
+    return isinstance(example.expr, Expr)
 
 
-def outcome(call, *args):
+def examples(operations):
+    """Return a strategy of expressions of these operations."""
+
+    def extend(inner):
+        return st.builds(apply, st.sampled_from(operations), inner, inner, inner)
+
+    return st.recursive(LEAVES | CONSTANTS | POWERS, extend).filter(is_expression)
+
+
+def compute_or_fail(function, *arguments):
+    """Return what a call returns, or "fails"."""
     try:
-        return call(*args)
+        return function(*arguments)
     except (ArithmeticError, TypeError, SpecError):
         return "fails"
 
 
-@given(drawn(TOTAL + PARTIAL))
-def test_evaluates_like_plain_python(one):
-    assert outcome(evaluate, one.expr, SCOPE) == outcome(one.value)
-    assert dependencies(one.expr) == one.reads
+@given(examples(TOTAL + PARTIAL))
+def test_evaluates_like_plain_python(example):
+    assert compute_or_fail(evaluate, example.expr, SCOPE) == compute_or_fail(example.compute)
+    assert dependencies(example.expr) == example.reads
 
 
-@given(drawn(TOTAL))
-def test_folding_first_changes_nothing(one):
-    folded = fold(one.expr, STATIC)
-    assert evaluate(folded, Scope(item=SCOPE.item)) == one.value()
+@given(examples(TOTAL))
+def test_folding_first_changes_nothing(example):
+    folded = fold(example.expr, STATIC)
+    assert evaluate(folded, Scope(item=SCOPE.item)) == example.compute()
     assert not any(leaf.root == "cfg" for leaf in dependencies(folded)), "a config value is left to look up"
-    if not any(leaf.root == "item" for leaf in one.reads):
-        assert folded == one.value()
+    if not any(leaf.root == "item" for leaf in example.reads):
+        assert folded == example.compute()
 
 
-BINARY = [*COMPARISONS, operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod]
-BINARY += [operator.pow, operator.and_, operator.or_]
-UNARY = [operator.neg, operator.invert, abs, ceil, floor, round, lambda a: a.b[a], lambda a: a[1:].b]
+ARITHMETIC = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod]
+BINARY = COMPARISONS + ARITHMETIC + [operator.pow, operator.and_, operator.or_]
+
+
+def look_up(a):
+    return a.b[a]
+
+
+def look_up_in_slice(a):
+    return a[1:].b
+
+
+UNARY = [operator.neg, operator.invert, abs, ceil, floor, round, look_up, look_up_in_slice]
+
+
+def list_pairs_of_operators():
+    """Return expressions in which each operator stands inside each other one, at each side, and beside numbers."""
+    a, b, c = cfg.a, item.b, fields.c
+    exprs = []
+    for outer in BINARY:
+        for inner in BINARY:
+            exprs += [outer(a, inner(b, c)), outer(inner(a, b), c)]
+        for unary in UNARY:
+            exprs += [outer(unary(a), b), outer(a, unary(b)), unary(outer(a, b))]
+        exprs += [outer(a, 0), outer(a, -2), outer(-2, a), outer(-2.5, a)]
+    for outer in UNARY:
+        for inner in UNARY:
+            exprs.append(outer(inner(a)))
+    return exprs
 
 
 def test_operators_bind_as_in_python():
-    """Each beside each, with the parentheses that Python itself writes, and no others."""
-    a, b, c = cfg.a, item.b, fields.c
-    pairs = [way for outer, inner in product(BINARY, BINARY) for way in (outer(a, inner(b, c)), outer(inner(a, b), c))]
-    pairs += [way for one, two in product(BINARY, UNARY) for way in (one(two(a), b), one(a, two(b)), two(one(a, b)))]
-    pairs += [way for one in BINARY for way in (one(a, 0), one(a, -2), one(-2, a), one(-2.5, a))]
-    for expr in (*pairs, *(outer(inner(a)) for outer, inner in product(UNARY, UNARY))):
+    """Sources have the parentheses that Python itself writes, and no others."""
+    for expr in list_pairs_of_operators():
         assert is_equal_declaration(eval(repr(expr), dict(NAMES)), expr)
         assert ast.unparse(ast.parse(repr(expr))) == repr(expr)
-    assert all(repr(one(2, a)).startswith("2 ") for one in BINARY if one not in COMPARISONS)
+
+
+def test_a_number_keeps_its_side_of_an_operator():
+    for binary in ARITHMETIC + [operator.pow, operator.and_, operator.or_]:
+        assert repr(binary(2, cfg.a)).startswith("2 ")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +310,7 @@ def test_source_and_value(expr, source, value):
     assert isinstance(value, tuple) or type(evaluate(expr, SCOPE)) is type(value)
 
 
-def test_the_scope_of_an_item_has_the_rest():
+def test_the_scope_of_an_item_has_all_else():
     full = replace(SCOPE, prompt=[1], loop=(2,), counts={"image": 3})
     assert full.for_item("item", "fields") == replace(full, item="item", fields="fields")
     assert full.in_loop(1, 5) == replace(full, loop=(2, 5))
@@ -194,11 +318,11 @@ def test_the_scope_of_an_item_has_the_rest():
         "<image>" in full.tok  # noqa: B015
 
 
-def test_calls_are_folded_once_their_arguments_are_known():
-    asked = []
+def test_a_call_is_folded_once_its_arguments_are_constants():
+    calls = []
 
     def area(width, height):
-        asked.append((width, height))
+        calls.append((width, height))
         return width * height
 
     call = later(area)(cfg.a, item.width)
@@ -207,13 +331,30 @@ def test_calls_are_folded_once_their_arguments_are_known():
     assert dependencies(folded) == find_leaves(item.width)
     assert evaluate(folded, SCOPE) == evaluate(folded, SCOPE) == 15
     assert later(area)(3, 4) == 12, "nothing is known later"
-    assert asked == [(3, 5), (3, 4)]
-    assert later(area).__name__ == "area"
-    assert evaluate(later(partial(pow, 2))(cfg.a), SCOPE) == 8
-    told = [evaluate(later(repr)(cfg.n), Scope(cfg=SimpleNamespace(n=n))) for n in (1, 1.0, True, 1)]
-    assert told == ["1", "1.0", "True", "1"], "equal arguments of other types are other arguments"
-    assert is_equal_declaration(later(area)(cfg), later(area)(cfg))
-    assert not is_equal_declaration(later(area)(cfg), later(len)(cfg))
+    assert calls == [(3, 5), (3, 4)]
+
+
+def test_a_call_has_the_name_of_its_function():
+    assert later(divmod).__name__ == "divmod"
+
+
+def test_a_partial_function_can_be_called_later():
+    power_of_two = functools.partial(pow, 2)
+    assert evaluate(later(power_of_two)(cfg.a), SCOPE) == 8
+
+
+def test_equal_arguments_of_other_types_are_other_arguments():
+    call = later(repr)(cfg.n)
+    values = [evaluate(call, Scope(cfg=SimpleNamespace(n=number))) for number in (1, 1.0, True, 1)]
+    assert values == ["1", "1.0", "True", "1"]
+
+
+def test_calls_are_equal_by_function_and_arguments():
+    assert is_equal_declaration(later(sum)(cfg), later(sum)(cfg))
+    assert not is_equal_declaration(later(sum)(cfg), later(len)(cfg))
+
+
+def test_a_call_that_fails_has_no_value():
     with pytest.raises(SpecError, match=r"^later\(int\)\(cfg\.n\) has no value: .* with 'seven'\.$"):
         evaluate(later(int)(cfg.n), Scope(cfg=SimpleNamespace(n="seven")))
 
@@ -226,64 +367,156 @@ def test_fold_takes_the_branches_that_an_item_may_take():
         fold(where(item.n > 3, cfg.missing, 1), SCOPE)
 
 
-def test_plain_functions_see_the_scope_and_are_never_folded():
-    def one(scope):
-        return scope.cfg.a * scope.item.width
+def multiply(scope):
+    return scope.cfg.a * scope.item.width
 
-    assert evaluate(maximum(one, cfg.b), SCOPE) == 15
-    assert evaluate(as_expression(lambda scope: scope.fields.one), SCOPE) == 3
-    assert dependencies(maximum(one, cfg.a)) == find_leaves(as_expression(one), cfg.a)
-    assert isinstance(fold(as_expression(one), SCOPE), Expr)
-    assert is_equal_declaration(as_expression(one), as_expression(one))
-    assert not is_equal_declaration(as_expression(one), as_expression(lambda scope: scope.cfg.a * scope.item.width))
+
+def multiply_too(scope):
+    return scope.cfg.a * scope.item.width
+
+
+def look_up_field(scope):
+    return scope.fields.one
+
+
+def test_plain_functions_see_the_scope():
+    assert evaluate(maximum(multiply, cfg.b), SCOPE) == 15
+    assert evaluate(as_expression(look_up_field), SCOPE) == 3
+    assert dependencies(maximum(multiply, cfg.a)) == find_leaves(as_expression(multiply), cfg.a)
+
+
+def test_plain_functions_are_never_folded():
+    assert isinstance(fold(as_expression(multiply), SCOPE), Expr)
+
+
+def test_plain_functions_are_equal_by_identity():
+    assert is_equal_declaration(as_expression(multiply), as_expression(multiply))
+    assert not is_equal_declaration(as_expression(multiply), as_expression(multiply_too))
     assert is_equal_declaration(pickle.loads(pickle.dumps(as_expression(len))), as_expression(len))
-    assert as_expression(int) is int, "a class is no function of a scope"
+
+
+def test_a_class_is_no_function_of_a_scope():
+    assert as_expression(int) is int
 
 
 # -- what Python must not decide -------------------------------------------------------------------------------------
 
+
+def search(expr):
+    return 3 in expr
+
+
+def look_up_in_a_dict(expr):
+    return {expr: 1}
+
+
+def call(expr):
+    return expr(1)
+
+
+def write_into_a_text(expr):
+    return f"<{expr}>"
+
+
 DECISIONS = {
     "has no truth value; use where(), minimum(), maximum(), & | ~, or a function of a Scope": bool,
     "cannot be iterated; use each() in a layout": list,
-    "cannot be searched": lambda expr: 3 in expr,
-    "cannot be looked up in a set or a dict": lambda expr: {expr: 1},
+    "cannot be searched": search,
+    "cannot be looked up in a set or a dict": look_up_in_a_dict,
     "has no length": len,
-    "cannot be called": lambda expr: expr(1),
-    "has no text": "<{}>".format,
+    "cannot be called": call,
+    "has no text": write_into_a_text,
     "is no number": range,
 }
 
+EXPRESSIONS = [cfg, cfg.a + 1, item.shape[0], where(cfg.a, 1, 2), tok["<image>"]]
 
-@pytest.mark.parametrize("expr", [cfg, cfg.a + 1, item.shape[0], where(cfg.a, 1, 2), tok["<image>"]], ids=repr)
-def test_python_decides_nothing(expr):
-    for sentence, decide in DECISIONS.items():
-        with pytest.raises(TypeError, match=f"^{re.escape(f'{expr!r} is only known later and {sentence}')}"):
-            decide(expr)
+
+@pytest.mark.parametrize("expr", EXPRESSIONS, ids=repr)
+@pytest.mark.parametrize("sentence", DECISIONS)
+def test_python_decides_nothing(expr, sentence):
+    decide = DECISIONS[sentence]
+    message = f"{expr!r} is only known later and {sentence}"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
+        decide(expr)
+
+
+@pytest.mark.parametrize("expr", EXPRESSIONS, ids=repr)
+def test_a_layout_is_no_value_to_compare_with(expr):
     with pytest.raises(TypeError, match="a Repeated is no value to compare with"):
         expr == embed(5) * 2  # noqa: B015
-    for other in ("x", None, [1], {}, np.int64(3)):
-        with pytest.raises(TypeError):
-            expr + other
-        with pytest.raises(TypeError):
-            other - expr
+
+
+@pytest.mark.parametrize("expr", EXPRESSIONS, ids=repr)
+@pytest.mark.parametrize("other", ["x", None, [1], {}, np.int64(3)], ids=repr)
+def test_only_numbers_are_added(expr, other):
+    with pytest.raises(TypeError):
+        expr + other
+    with pytest.raises(TypeError):
+        other - expr
+
+
+@pytest.mark.parametrize("expr", EXPRESSIONS, ids=repr)
+def test_an_expression_has_no_attribute_to_set(expr):
     with pytest.raises((AttributeError, TypeError)):
         expr.x = 1
-    for probed in ("__deepcopy__", "_repr_html_", "__array__"):  # by pickle, copy and IPython
-        assert not hasattr(expr, probed)
+
+
+@pytest.mark.parametrize("expr", EXPRESSIONS, ids=repr)
+@pytest.mark.parametrize("name", ["__deepcopy__", "_repr_html_", "__array__"])
+def test_an_expression_has_no_attribute_that_a_library_probes(expr, name):
+    """Pickle, copy and IPython look for these."""
+    assert not hasattr(expr, name)
+
+
+def add_tokens():
+    return tok["a"] + tok["b"]
+
+
+def add_token_and_text():
+    return tok["a"] + tok.text("b")
+
+
+def add_text_and_number():
+    return tok.text("a") + 1
+
+
+def add_token_and_id_of_the_config():
+    return tok["a"] + cfg.sep_id
+
+
+def multiply_token_by_expression():
+    return tok["a"] * cfg.n
+
+
+def multiply_number_by_token():
+    return 3 * tok["a"]
+
+
+def multiply_tokens():
+    return tok["a"] * tok["b"]
+
+
+def search_tokenizer():
+    return "<image>" in tok
+
+
+def call_tokenizer():
+    return tok("a")
 
 
 @pytest.mark.parametrize(
     ("combine", "remedy"),
     [
-        (lambda: tok["a"] + tok["b"], "Write literal(tok['a'], tok['b']) for one after the other."),
-        (lambda: tok["a"] + tok.text("b"), "Write literal(tok['a'], tok.text('b')) for one after the other."),
-        (lambda: tok.text("a") + 1, "Write literal(tok.text('a'), 1) for one after the other."),
-        (lambda: tok["a"] + cfg.sep_id, "Write literal(tok['a'], cfg.sep_id) for one after the other."),
-        (lambda: tok["a"] * cfg.n, "Write literal(tok['a']) * cfg.n to repeat the token."),
-        (lambda: 3 * tok["a"], "Write literal(tok['a']) * 3 to repeat the token."),
-        (lambda: tok["a"] * tok["b"], "Write literal(tok['a']) * tok['b'] to repeat the token."),
-        (lambda: "<image>" in tok, "is only known later; use tok.has('<image>')"),
-        (lambda: tok("a"), "tok is not called; write tok[\"<token>\"] or tok.text('a')"),
+        (add_tokens, "Write literal(tok['a'], tok['b']) for one after the other."),
+        (add_token_and_text, "Write literal(tok['a'], tok.text('b')) for one after the other."),
+        (add_text_and_number, "Write literal(tok.text('a'), 1) for one after the other."),
+        (add_token_and_id_of_the_config, "Write literal(tok['a'], cfg.sep_id) for one after the other."),
+        (multiply_token_by_expression, "Write literal(tok['a']) * cfg.n to repeat the token."),
+        (multiply_number_by_token, "Write literal(tok['a']) * 3 to repeat the token."),
+        (multiply_tokens, "Write literal(tok['a']) * tok['b'] to repeat the token."),
+        (search_tokenizer, "is only known later; use tok.has('<image>')"),
+        (call_tokenizer, "tok is not called; write tok[\"<token>\"] or tok.text('a')"),
     ],
 )
 def test_ids_are_neither_summed_nor_multiplied_nor_searched(combine, remedy):
