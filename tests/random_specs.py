@@ -195,7 +195,7 @@ def _layout(draw: Any, name: str, body: Any) -> Layout:
             return literal(tok[marks.closing])
         return literal(tok[marks.opening])
 
-    tree = draw(trees(known=LENGTHS, sequences=[("cfg", "rows")]))
+    tree = draw(trees(names=LENGTHS, sequences=[("cfg", "rows")]))
     layout: Layout = build(tree, mark=make_placeholder, token=make_literal, roots={"cfg": cfg, "item": body})
     return layout
 
