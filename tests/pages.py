@@ -38,7 +38,7 @@ from markdown_it import MarkdownIt
 
 from tests import ROOT
 
-PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
+PAGES = sorted((ROOT / "docs").rglob("*.md")) + [ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
 PRELOADED = ["tests.pages", "mmkit.testing.vllm_path", "mmkit.testing.laws", "vllm.entrypoints.llm"]
 """Pages run in forks of a process that has imported these, once."""
 
@@ -51,12 +51,22 @@ _TITLE = re.compile(r'\btitle="([^"]+)"')
 
 
 class PageError(Exception):
-    """What is wrong with a page, with the line where it is."""
+    """A page has a fault; the message says where, and what it is."""
 
 
 @dataclass
 class Block:
-    """One fenced block: its first line of content, what it is, why it is not run, and what it should print."""
+    """A fenced block.
+
+    Attributes:
+        line: the number of its first line of content.
+        language: of the fence.
+        content: its text.
+        title: the file that it is, or an excerpt of.
+        reason: why it is not run.
+        night: whether it runs only at night.
+        output: what it should print; None for a block without an expectation.
+    """
 
     line: int
     language: str
@@ -76,49 +86,59 @@ class Page:
 
     @property
     def night(self) -> bool:
+        """Whether a block of it runs only at night."""
         return any(block.night for block in self.blocks)
 
 
-def read(path: Path) -> Page:
-    """The page of a file.
+def parse_page(path: Path) -> Page:
+    """Return the page of a file.
 
     Raises:
         PageError: a block of a form that is not known.
     """
     text = path.read_text(encoding="utf-8")
     front = _FRONT.match(text)
-    text = _FRONT.sub(lambda match: "\n" * match[0].count("\n"), text)
+    night = False
+    if front:
+        night = bool(yaml.safe_load(front[1]).get("engine"))
+        text = "\n" * front[0].count("\n") + text[front.end() :]  # the numbers of lines stay
     page = Page(path, [])
-    night = bool(front and yaml.safe_load(front[1]).get("engine"))
-    previous: Block | str | None = None  # a block that may have an output, or the reason not to run the next one
+    reason: str | None = None  # not to run the next block
+    printing: Block | None = None  # whose output the next block may be
     for token in MarkdownIt("commonmark").parse(text):
         line = token.map[0] + 2 if token.map else 0
         if token.type == "code_block":
             raise PageError(f"{path}:{line}: an indented code block; write a fence")
-        if token.type == "html_block" and (mark := _MARK.fullmatch(token.content)):
+        if token.type == "inline" and not token.content:
+            continue
+        mark = _MARK.fullmatch(token.content) if token.type == "html_block" else None
+        if mark:
+            reason = mark[2] if mark[1] == "not run" else None
+            printing = None
             night = night or mark[1] == "at night"
-            previous = mark[2] if mark[1] == "not run" else None
         elif token.type == "fence":
             language, _, attributes = token.info.strip().partition(" ")
-            title = _TITLE.search(attributes)
-            reason = previous if isinstance(previous, str) else None
-            if language == "text" and isinstance(previous, Block):
-                previous.output, previous = token.content, None
+            if language == "text" and printing is not None:
+                printing.output = token.content
+                printing = None
                 continue
+            title = _TITLE.search(attributes)
             block = Block(line, language, token.content, title[1] if title else None, reason, night)
-            if not (title or reason or language in _PARSE):
+            if not title and not reason and language not in _PARSE:
                 raise PageError(f"{path}:{line}: a block {language!r}: no output, not a file, not known, and no reason")
             page.blocks.append(block)
-            previous = block if language in _RUN and not title and not reason else None
-        elif token.type != "inline" or token.content:
-            previous = None
+            printing = block if language in _RUN and not title and not reason else None
+            reason = None
+        else:
+            reason = None
+            printing = None
     return page
 
 
 # -- the blocks --------------------------------------------------------------------------------------------------------
 
 
-def run(page: Page, night: bool) -> None:
+def run_page(page: Page, night: bool) -> None:
     """Run the blocks of a page in the current folder.
 
     Raises:
@@ -131,25 +151,37 @@ def run(page: Page, night: bool) -> None:
     sys.modules["__main__"] = main
     for block in page.blocks:
         try:
-            if block.title is not None:
-                _file(block, block.title)
-                continue
-            _PARSE.get(block.language, str)(block.content)
-            if block.language in _RUN and not block.reason and (night or not block.night):
-                printed = _RUN[block.language](block, page, main.__dict__)
-                if block.output is not None and not matches(printed, block.output):
-                    raise PageError(f"expected the output\n{block.output}\ngot\n{printed}")
+            _run_block(block, page, night, main.__dict__)
         except BaseException as error:
             raise PageError(f"{page.path}:{block.line}") from error
 
 
-def _file(block: Block, title: str) -> None:
+def _run_block(block: Block, page: Page, night: bool, names: dict[str, Any]) -> None:
+    """Run a block, or check what stands even where it is not run."""
+    if block.title is not None:
+        _write_or_compare(block, block.title)
+        return
+    if block.language in _PARSE:
+        _PARSE[block.language](block.content)
+    if block.language not in _RUN or block.reason:
+        return
+    if block.night and not night:
+        return
+    printed = _RUN[block.language](block, page, names)
+    if block.output is not None and not matches(printed, block.output):
+        raise PageError(f"expected the output\n{block.output}\ngot\n{printed}")
+
+
+def _write_or_compare(block: Block, title: str) -> None:
+    """Write a block to its file, or compare it with the file of the repository."""
     path = ROOT / title
     if ".." in path.parts or not path.is_relative_to(ROOT):
         raise PageError("a title outside the folder of the page")
     if path.exists():
-        whole, part = path.read_text(encoding="utf-8").splitlines(), block.content.rstrip().splitlines()
-        if not any(whole[i : i + len(part)] == part for i in range(len(whole))):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        excerpt = block.content.rstrip().splitlines()
+        starts = range(len(lines))
+        if not any(lines[start : start + len(excerpt)] == excerpt for start in starts):
             raise PageError(f"no excerpt of {title}")
         return
     Path(title).parent.mkdir(parents=True, exist_ok=True)
@@ -157,7 +189,7 @@ def _file(block: Block, title: str) -> None:
     importlib.invalidate_caches()
 
 
-def _python(block: Block, page: Page, names: dict[str, Any]) -> str:
+def _run_python(block: Block, page: Page, names: dict[str, Any]) -> str:
     printed = io.StringIO()
     # the lines of the page, for tracebacks and inspect.getsource
     code = compile("\n" * (block.line - 1) + block.content, str(page.path), "exec", dont_inherit=True)
@@ -166,40 +198,52 @@ def _python(block: Block, page: Page, names: dict[str, Any]) -> str:
     return printed.getvalue()
 
 
-def _console(block: Block, page: Page, names: dict[str, Any]) -> str:
-    return _bash("-e", "-o", "pipefail", "-c", block.content)
+def _run_console(block: Block, page: Page, names: dict[str, Any]) -> str:
+    return _run_bash("-e", "-o", "pipefail", "-c", block.content)
 
 
-def _bash(*arguments: str) -> str:
-    done = subprocess.run(["bash", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        raise PageError(f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
-    return done.stdout
+def _run_bash(*arguments: str) -> str:
+    process = subprocess.run(["bash", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if process.returncode:
+        raise PageError(f"exit status {process.returncode}\n{process.stdout[-2000:]}\n{process.stderr[-3000:]}")
+    return process.stdout
+
+
+def _parse_console(text: str) -> None:
+    _run_bash("-n", "-c", text)
 
 
 _PARSE: dict[str, Callable[[str], Any]] = {
     "python": ast.parse,
-    "console": lambda text: _bash("-n", "-c", text),
+    "console": _parse_console,
     "json": json.loads,
     "yaml": yaml.safe_load,
     "toml": tomllib.loads,
 }
-"""What a block has to stand even if it is not run."""
+"""Reads a block of each language, even if it is not run."""
 
-_RUN = {"python": _python, "console": _console}
+_RUN = {"python": _run_python, "console": _run_console}
 
 
 def matches(printed: str, expected: str) -> bool:
-    """Whether an output is the expected one, up to white space at the end of lines; ``...`` stands for anything."""
-    one, other = ("\n".join(line.rstrip() for line in text.strip("\n").split("\n")) for text in (printed, expected))
-    return re.fullmatch(".*?".join(map(re.escape, other.split("..."))), one, re.DOTALL) is not None
+    """Return whether an output is the expected one.
+
+    White space at the end of lines does not count, and ``...`` stands for anything.
+    """
+    parts = [re.escape(part) for part in _strip_lines(expected).split("...")]
+    return re.fullmatch(".*?".join(parts), _strip_lines(printed), re.DOTALL) is not None
+
+
+def _strip_lines(text: str) -> str:
+    lines = text.strip("\n").split("\n")
+    return "\n".join(line.rstrip() for line in lines)
 
 
 # -- the processes -----------------------------------------------------------------------------------------------------
 
 ENVIRONMENT = {
-    "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
-    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+    "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep),
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     "MMKIT_MODULES": "",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -208,12 +252,12 @@ ENVIRONMENT = {
 }
 
 
-def complaint(path: Path, folder: Path, night: bool = False) -> str:
-    """What is wrong with a page, run in a folder by a process of its own; nothing if nothing is."""
+def find_fault(path: Path, folder: Path, night: bool = False) -> str:
+    """Run a page in a folder, by a process of its own, and return what is wrong; empty for nothing."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     log = folder.with_name(f"{folder.name}.log")
-    process = context.Process(target=_run_alone, args=(path, folder, log, night))
+    process = context.Process(target=_run_in_process, args=(path, folder, log, night))
     with mock.patch.dict(os.environ, ENVIRONMENT):
         process.start()
     try:
@@ -221,10 +265,12 @@ def complaint(path: Path, folder: Path, night: bool = False) -> str:
     finally:
         with contextlib.suppress(ProcessLookupError):  # what a page may have left behind
             os.killpg(process.pid, signal.SIGKILL)
-    return log.read_text(errors="replace")[-8000:] if process.exitcode else ""
+    if process.exitcode == 0:
+        return ""
+    return log.read_text(errors="replace")[-8000:]
 
 
-def _run_alone(path: Path, folder: Path, log: Path, night: bool) -> None:
+def _run_in_process(path: Path, folder: Path, log: Path, night: bool) -> None:
     os.setpgrp()
     with log.open("wb") as output:
         os.dup2(output.fileno(), 1)
@@ -233,6 +279,6 @@ def _run_alone(path: Path, folder: Path, log: Path, night: bool) -> None:
     settings.register_profile("page", _PROFILE)
     settings.load_profile("page")
     try:
-        run(read(path), night)
+        run_page(parse_page(path), night)
     finally:
         atexit._run_exitfuncs()  # they stop engines, and a child of a fork server does not call them

@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 
 EXAMPLES = 100
-"""Of the profile `ci`."""
+"""The number of examples of the profile `ci`."""
 
 
 def register() -> None:
@@ -29,15 +29,16 @@ def register() -> None:
 
 
 def scaled(examples: int) -> int:
-    """So many examples under `ci`, and as many times more as another profile takes."""
+    """Return a number of examples: this one under `ci`, in proportion more under other profiles."""
     return max(1, examples * settings().max_examples // EXAMPLES)
 
 
 @contextmanager
 def profile(**options: Any) -> Iterator[None]:
-    """The current Hypothesis profile with some settings changed, and no failures kept for the next run."""
+    """Change some settings of the current Hypothesis profile; no failures are stored for the next run."""
     before = settings.get_current_profile_name()
-    settings.register_profile("changed", settings(), **{"database": None, **options})
+    options.setdefault("database", None)
+    settings.register_profile("changed", settings(), **options)
     settings.load_profile("changed")
     try:
         yield

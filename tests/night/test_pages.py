@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import PAGES, ROOT, Page, complaint, read
+from tests.pages import PAGES, ROOT, Page, find_fault, parse_page
 
 LOADED = re.compile(
     r"<(?!a\b)\w[^>]*\s(?:src|srcset|href|data|poster)=\"((?:https?:)?//[^\"]+)"
@@ -18,9 +18,11 @@ LOADED = re.compile(
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("page", [page for page in map(read, PAGES) if page.night], ids=lambda page: page.path.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in map(parse_page, PAGES) if page.night], ids=lambda page: page.path.stem
+)
 def test_page(page: Page, tmp_path: Path) -> None:
-    assert complaint(page.path, tmp_path, night=True) == ""
+    assert find_fault(page.path, tmp_path, night=True) == ""
 
 
 def test_site(tmp_path: Path) -> None:

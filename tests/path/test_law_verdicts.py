@@ -34,7 +34,7 @@ from tests.path.plain import plain
 from tests.path.planted.base import checkpoint
 from tests.profiles import scaled
 from tests.random_specs import write_checkpoint
-from tests.spaced import spaced
+from tests.spaced import make_spaced_tokenizer
 from tests.unit.common import expect_refusal
 
 # Whether there is an example is the question, so none is shrunk.
@@ -196,7 +196,7 @@ class TextAndBack(GRAPHS.classes.processor):  # type: ignore[misc]
 def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a checkpoint with a tokenizer like that of Llama 2, which puts a space before each word."""
     folder = tmp_path_factory.mktemp("llama")
-    tokenizer = spaced("always")
+    tokenizer = make_spaced_tokenizer("always")
     tokenizer.save_pretrained(folder)
     return write_checkpoint(folder, (), (), vocab_size=len(tokenizer), architectures=["MmkitMadeUp"])
 

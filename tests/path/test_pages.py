@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import PAGES, Page, complaint, read
+from tests.pages import PAGES, Page, find_fault, parse_page
 
 
-@pytest.mark.parametrize("page", [page for page in map(read, PAGES) if page.blocks], ids=lambda page: page.path.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in map(parse_page, PAGES) if page.blocks], ids=lambda page: page.path.stem
+)
 def test_page(page: Page, tmp_path: Path) -> None:
-    assert complaint(page.path, tmp_path) == ""
+    assert find_fault(page.path, tmp_path) == ""
 
 
 def fence(kind: str, *lines: str) -> str:
@@ -53,5 +55,8 @@ def test_what_is_wrong_with_a_page(parts: list[str], expected: str, night: bool,
     path, folder = tmp_path / "page.md", tmp_path / "a folder"
     path.write_text("".join(parts))
     folder.mkdir()
-    said = complaint(path, folder, night)
-    assert re.search(f"(?s){expected}", said) if expected else said == ""
+    fault = find_fault(path, folder, night)
+    if expected:
+        assert re.search(f"(?s){expected}", fault)
+    else:
+        assert fault == ""

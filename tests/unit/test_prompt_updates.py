@@ -14,7 +14,7 @@ from mmkit.language.layout import nothing
 from mmkit.language.vocabulary import Vocabulary
 from mmkit.plan.placement import EMPTY, NotFound, place
 from tests.profiles import scaled
-from tests.spaced import spaced
+from tests.spaced import make_spaced_tokenizer
 
 from . import naive
 from .common import CONFIG, Tokenizer, expect_refusal, make_item_layout, make_modality
@@ -161,10 +161,10 @@ def plan_of_text(tokenizer, text):
 
 
 TOKENIZERS = {
-    "llama": spaced("always"),
-    "llama, not stripped": spaced("always", strip=False),
-    "llama, not legacy": spaced("first"),
-    "no space": spaced("never"),
+    "llama": make_spaced_tokenizer("always"),
+    "llama, not stripped": make_spaced_tokenizer("always", strip=False),
+    "llama, not legacy": make_spaced_tokenizer("first"),
+    "no space": make_spaced_tokenizer("never"),
 }
 SOUGHT = {name: plan_of_text(own, "<graph>") for name, own in TOKENIZERS.items()}
 
