@@ -1,78 +1,131 @@
 """Fields: splitting and joining, stated shapes and dtypes, and what a plan makes of them."""
 
-import itertools
+import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mmkit import SpecError, Tensor, batched, between, cfg, flat, item
 from mmkit.language.expr import Scope
 from mmkit.language.field import compact
 
-TABLES = [torch.arange(4.0 * rows).reshape(rows, 4) for rows in range(3)]
+EMPTY_TABLE = torch.zeros(0, 4)
+TABLE_OF_ONE_ROW = torch.arange(4.0).reshape(1, 4)
+TABLE_OF_TWO_ROWS = torch.arange(8.0).reshape(2, 4)
 
 
-@pytest.mark.parametrize("column", [*(table[:, i] for table in TABLES for i in (0, 1)), torch.ones(()).expand(1)])
+@pytest.mark.parametrize(
+    "column",
+    [
+        pytest.param(EMPTY_TABLE[:, 0], id="the first of no rows"),
+        pytest.param(EMPTY_TABLE[:, 1], id="another of no rows"),
+        pytest.param(TABLE_OF_ONE_ROW[:, 0], id="the first of one row"),
+        pytest.param(TABLE_OF_ONE_ROW[:, 1], id="another of one row"),
+        pytest.param(TABLE_OF_TWO_ROWS[:, 0], id="the first of two rows"),
+        pytest.param(TABLE_OF_TWO_ROWS[:, 1], id="another of two rows"),
+        pytest.param(torch.ones(()).expand(1), id="an expanded scalar"),
+    ],
+)
 def test_a_column_of_a_table_can_be_sent(column):
     """A vector of one element keeps its stride in `contiguous()`; vLLM then cannot look at it as bytes."""
-    sent = compact(column)
-    assert sent.flatten().contiguous().view(torch.uint8).numel() == 4 * len(column)
-    assert torch.equal(sent, column)
-    for other in (torch.ones(()), torch.ones(3), torch.ones(3, 3), [1]):
-        assert compact(other) is other
+    compacted = compact(column)
+    assert compacted.flatten().contiguous().view(torch.uint8).numel() == 4 * len(column)
+    assert torch.equal(compacted, column)
+
+
+@pytest.mark.parametrize("value", [torch.ones(()), torch.ones(3), torch.ones(3, 3), [1]])
+def test_a_value_that_can_be_sent_stays_as_it_is(value):
+    assert compact(value) is value
+
+
+@given(st.integers(0, 5), st.lists(st.integers(0, 3), max_size=2))
+def test_batched_is_undone_by_stacking(count, shape):
+    data = torch.arange(count * math.prod(shape)).reshape(count, *shape)
+    for form in (data, list(data)):
+        parts = batched().split(form, [Scope()] * count)
+        assert len(parts) == count
+        for part, row in zip(parts, data, strict=True):
+            assert torch.equal(part, row)
 
 
 @given(st.integers(0, 5), st.integers(0, 5), st.lists(st.integers(0, 3), max_size=2))
-def test_batched_is_undone_by_stacking(items, count, shape):
-    data = torch.arange(items * int(np.prod(shape))).reshape(items, *shape)
+def test_batched_refuses_another_number_of_items(rows, count, shape):
+    assume(rows != count)
+    data = torch.zeros(rows, *shape)
     for form in (data, list(data)):
-        if items == count:
-            parts = batched().split(form, [Scope()] * count)
-            assert len(parts) == count
-            assert all(torch.equal(part, row) for part, row in zip(parts, data, strict=True))
-        else:
-            with pytest.raises(SpecError, match=f"expected {count} items along the first dimension, got {items}"):
-                batched().split(form, [Scope()] * count)
+        with pytest.raises(SpecError, match=f"expected {count} items along the first dimension, got {rows}"):
+            batched().split(form, [Scope()] * count)
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.integers(-3, 2), st.integers(0, 1))
-def test_flat_is_undone_by_concatenating(sizes, dim, surplus):
+SIZES = st.lists(st.integers(0, 4), min_size=1, max_size=5)
+
+
+def make_scopes(sizes):
+    return [Scope(item=SimpleNamespace(n=size)) for size in sizes]
+
+
+def make_data(extent, dim):
+    """Return a tensor of three dimensions with this extent along one of them."""
     shape = [2, 2, 2]
-    shape[dim] = extent = sum(sizes) + surplus
-    tensor = torch.arange(4 * extent).reshape(shape)
-    scopes = [Scope(item=SimpleNamespace(n=size)) for size in sizes]
-    for data, field in ((tensor, flat(item.n, dim=dim)), (list(range(extent)), flat(item.n))):
-        if surplus:
-            with pytest.raises(SpecError, match=f"expected sizes that add up to {extent}, .* got {sum(sizes)}"):
-                field.split(data, scopes)
-        else:
-            parts = field.split(data, scopes)
-            joined = torch.cat(parts, dim=dim).tolist() if data is tensor else [*itertools.chain(*parts)]
-            assert joined == (tensor.tolist() if data is tensor else data)
-            assert [part.shape[dim] if data is tensor else len(part) for part in parts] == sizes
+    shape[dim] = extent
+    return torch.arange(4 * extent).reshape(shape)
+
+
+@given(SIZES, st.integers(-3, 2))
+def test_flat_is_undone_by_concatenating(sizes, dim):
+    tensor = make_data(sum(sizes), dim)
+    parts = flat(item.n, dim=dim).split(tensor, make_scopes(sizes))
+    assert torch.equal(torch.cat(parts, dim=dim), tensor)
+    assert [part.shape[dim] for part in parts] == sizes
+
+
+@given(SIZES)
+def test_a_flat_list_is_undone_by_joining(sizes):
+    data = list(range(sum(sizes)))
+    parts = flat(item.n).split(data, make_scopes(sizes))
+    joined = []
+    for part in parts:
+        joined += part
+    assert joined == data
+    assert [len(part) for part in parts] == sizes
+
+
+@given(SIZES, st.integers(-3, 2))
+def test_flat_refuses_sizes_that_leave_something_over(sizes, dim):
+    extent = sum(sizes) + 1
+    sentence = f"expected sizes that add up to {extent}, .* got {sum(sizes)}"
+    with pytest.raises(SpecError, match=sentence):
+        flat(item.n, dim=dim).split(make_data(extent, dim), make_scopes(sizes))
+    with pytest.raises(SpecError, match=sentence):
+        flat(item.n).split(list(range(extent)), make_scopes(sizes))
 
 
 # -- stated shape and dtype ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [batched, lambda **options: flat(item.n, **options)])
+def make_flat(**options):
+    return flat(item.n, **options)
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+@pytest.mark.parametrize("make_field", [batched, make_flat])
 @pytest.mark.parametrize(("rows", "lengths"), [(between(1, cfg.n), (1, 2)), (cfg.n, (2,))])
 @pytest.mark.parametrize("columns", [item.n, 3])
-def test_stated_shapes_and_dtypes_of_an_item(make, rows, lengths, columns):
-    field = make(dtype="float32", shape=(rows, columns))
+def test_stated_shapes_and_dtypes_of_an_item(make_field, rows, lengths, columns, is_bound):
     scope = Scope(cfg=SimpleNamespace(n=2), item=SimpleNamespace(n=3))
-    for bound in (field, field.bind(Scope(cfg=scope.cfg))):
-        for length in lengths:
-            bound.check(torch.zeros(length, 3), scope, 0)
-        with pytest.raises(SpecError, match=r"item 1: expected dtype float32, got float64"):
-            bound.check(torch.zeros(2, 3, dtype=torch.float64), scope, 1)
-        for shape in ((0, 3), (3, 3), (2, 2), (2,), (2, 3, 1), ()):
-            with pytest.raises(SpecError, match=r"item 1: expected shape \((1\.\.)?2, 3\) per item, got"):
-                bound.check(torch.zeros(shape), scope, 1)
+    field = make_field(dtype="float32", shape=(rows, columns))
+    if is_bound:
+        field = field.bind(Scope(cfg=scope.cfg))
+    for length in lengths:
+        field.check(torch.zeros(length, 3), scope, 0)
+    with pytest.raises(SpecError, match=r"item 1: expected dtype float32, got float64"):
+        field.check(torch.zeros(2, 3, dtype=torch.float64), scope, 1)
+    for shape in ((0, 3), (3, 3), (2, 2), (2,), (2, 3, 1), ()):
+        with pytest.raises(SpecError, match=r"item 1: expected shape \((1\.\.)?2, 3\) per item, got"):
+            field.check(torch.zeros(shape), scope, 1)
 
 
 def test_a_dtype_or_its_name():
