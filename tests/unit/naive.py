@@ -6,64 +6,121 @@ A layout is a tree: ``("token", v)``, ``("embed", v)``, ``("repeat", tree, v)``,
 ``("where", v, limit, tree, other)``, the tree for values above the limit, or ``("each", over, body, sep, last)``, where
 `sep` and `last` may be None. A value `v` is a number, ``("cfg", name)``, ``("item", name)`` or ``("loop", depth)``;
 `over` is a value or a list of numbers.
-
-A way to place an item is ``(kind, target, layout, embed ids)`` with a kind of replace, in_place, start, end or after.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal, NamedTuple
+
+# -- layouts -----------------------------------------------------------------------------------------------------------
 
 
 def value(v: Any, env: dict[str, dict[str, Any]], loops: Sequence[int]) -> Any:
     if not isinstance(v, tuple):
         return v
     root, name = v
-    return loops[name] if root == "loop" else env[root][name]
+    if root == "loop":
+        return loops[name]
+    return env[root][name]
 
 
 def lay(tree: tuple[Any, ...], env: dict[str, dict[str, Any]], loops: Sequence[int] = ()) -> list[tuple[int, bool]]:
-    """The tokens of a layout, each with whether it receives an encoder row."""
-    parts: list[tuple[tuple[Any, ...], Sequence[int]]] = []
+    """Return the tokens of a layout, each with whether it receives an encoder row.
+
+    Args:
+        tree: the layout.
+        env: the values of `cfg` and `item`, by name.
+        loops: the elements of the loops around the tree, from the outermost.
+    """
+    tokens: list[tuple[int, bool]] = []
     match tree:
-        case ("token" | "embed" as kind, token):
-            return [(value(token, env, loops), kind == "embed")]
+        case ("token", token):
+            tokens.append((value(token, env, loops), False))
+        case ("embed", token):
+            tokens.append((value(token, env, loops), True))
         case ("repeat", part, count):
-            parts += [(part, loops)] * value(count, env, loops)
-        case ("sequence", every):
-            parts += [(part, loops) for part in every]
+            tokens += lay(part, env, loops) * value(count, env, loops)
+        case ("sequence", parts):
+            for part in parts:
+                tokens += lay(part, env, loops)
         case ("where", fact, limit, part, other):
-            parts.append((part if value(fact, env, loops) > limit else other, loops))
-        case (_, over, body, sep, last):
-            over = value(over, env, loops)
-            for position, element in enumerate(range(over) if isinstance(over, int) else over):
-                parts += [(sep, loops)] if position and sep else []
-                parts.append((body, (*loops, element)))
-            parts += [(last, loops)] if parts and last else []
-    return [token for part, own in parts for token in lay(part, env, own)]
+            is_above = value(fact, env, loops) > limit
+            tokens += lay(part if is_above else other, env, loops)
+        case ("each", over, body, sep, last):
+            elements = value(over, env, loops)
+            if isinstance(elements, int):
+                elements = range(elements)
+            for position, element in enumerate(elements):
+                if position > 0 and sep:
+                    tokens += lay(sep, env, loops)
+                tokens += lay(body, env, (*loops, element))
+            if elements and last:
+                tokens += lay(last, env, loops)
+        case _:
+            raise ValueError(tree)
+    return tokens
 
 
-Way = tuple[str, list[int], list[int], set[int]]
-Items = dict[str, list[list[Way]]]
-Placed = tuple[list[int], list[tuple[str, int, int, list[int]]]]
+# -- placement ---------------------------------------------------------------------------------------------------------
 
 
-def place(prompt: list[int], items: Items, surplus: list[list[int]] | None = None) -> Placed | None:
-    """The new prompt and (modality, index, start, layout) per item; None where the request is refused.
+class Alternative(NamedTuple):
+    """One of the ways to place an item.
+
+    Attributes:
+        kind: replace, in_place, start, end or after.
+        target: the ids that the item replaces, or after which it is inserted.
+        layout: the ids of the item.
+        embed_ids: those of them that receive an encoder row.
+    """
+
+    kind: str
+    target: list[int]
+    layout: list[int]
+    embed_ids: set[int]
+
+
+Items = dict[str, list[list[Alternative]]]
+"""The alternatives of each item, by modality."""
+
+
+class PlacedItem(NamedTuple):
+    modality: str
+    index: int
+    start: int
+    layout: list[int]
+
+
+class PlacedPrompt(NamedTuple):
+    ids: list[int]
+    items: list[PlacedItem]
+
+
+Reading = Literal["layouts", "targets", "either"]
+"""What stands for items in a prompt."""
+
+
+def place(prompt: list[int], items: Items, surplus: list[list[int]] | None = None) -> PlacedPrompt | None:
+    """Return the new prompt and its items; None where the request is refused.
 
     A prompt that holds every layout is expanded already. Else every item has a target or anchor, or, if that does not
     fit either, the caller has expanded some items and not others. A prompt with a target inside a layout of another
-    modality, of which some tokens would be left, is refused. `surplus` is what would stand for items that the request
-    does not have.
+    modality, of which some tokens would be left, is refused.
+
+    Args:
+        prompt: what the caller wrote.
+        items: the items of the request.
+        surplus: what would stand for items that the request does not have.
     """
+    readings: list[Reading] = ["targets", "either"]
+    if _is_expanded(prompt, items):
+        readings.insert(0, "layouts")
     with suppress(Ambiguous):
-        # where no item of a modality stands expanded, nobody sent the expanded prompt
-        firsts = [of[0][0][2] for of in items.values() if of]
-        is_expanded = all(_contains(prompt, layout) for layout in firsts)
-        for reading in ("layouts", "targets", "either") if is_expanded else ("targets", "either"):
-            if placed := _scan(prompt, items, reading, surplus or []):
+        for reading in readings:
+            placed = _Scan(prompt, items, reading).run(surplus or [])
+            if placed is not None:
                 return placed
     return None
 
@@ -73,103 +130,207 @@ class Ambiguous(Exception):
     another modality."""
 
 
-def _scan(prompt: list[int], items: Items, reading: str, surplus: list[list[int]]) -> Placed | None:
-    anchored: list[tuple[int, int, str, int]] = []
-    waiting: dict[str, list[int]] = {}
-    for modality, of in items.items():
-        for index, ways in enumerate(of):
-            anchor = _anchor(prompt, ways) if reading == "targets" and modality not in waiting else None
-            if anchor is None:
-                waiting.setdefault(modality, []).append(index)
+def _is_expanded(prompt: list[int], items: Items) -> bool:
+    """Return whether the first item of each modality stands expanded; else nobody sent the expanded prompt."""
+    for items_of_modality in items.values():
+        if items_of_modality and not _contains(prompt, items_of_modality[0][0].layout):
+            return False
+    return True
+
+
+class _Anchor(NamedTuple):
+    """An item that is inserted at a position of the prompt."""
+
+    position: int
+    modality: str
+    index: int
+    alternative: Alternative
+
+
+class _Match(NamedTuple):
+    """What stands for an item in the prompt."""
+
+    modality: str
+    alternative: Alternative
+    length: int
+    is_layout: bool
+
+
+class _Span(NamedTuple):
+    """The part of the prompt that an item takes."""
+
+    modality: str
+    start: int
+    end: int
+    is_target: bool
+
+
+class _Scan:
+    """One pass over a prompt.
+
+    Attributes:
+        anchors: the items with an anchor.
+        waiting: the indices of the items that have not come yet, by modality.
+        ids: the new prompt up to here.
+        placed: the items up to here.
+        spans: what they took of the prompt.
+        texts: the parts of the prompt between items.
+    """
+
+    def __init__(self, prompt: list[int], items: Items, reading: Reading) -> None:
+        self.prompt = prompt
+        self.items = items
+        self.reading = reading
+        self.anchors: list[_Anchor] = []
+        self.waiting: dict[str, list[int]] = {}
+        self.ids: list[int] = []
+        self.placed: list[PlacedItem] = []
+        self.spans: list[_Span] = []
+        self.texts: list[list[int]] = [[]]
+
+    def run(self, surplus: list[list[int]]) -> PlacedPrompt | None:
+        self.find_anchors()
+        position = 0
+        while position < len(self.prompt):
+            self.put_anchored(position)
+            match = self.find_match(position)
+            if match is None:
+                self.ids.append(self.prompt[position])
+                self.texts[-1].append(self.prompt[position])
+                position += 1
             else:
-                anchored.append((*anchor, modality, index))
+                self.put_match(position, match)
+                position += match.length
+        self.put_anchored(position)
 
-    result: list[int] = []
-    placed: list[tuple[str, int, int, list[int]]] = []
-    untouched: list[list[int]] = [[]]
-    taken: list[tuple[str, int, int, bool]] = []
+        num_items = sum(len(items_of_modality) for items_of_modality in self.items.values())
+        if self.is_surplus_in_texts(surplus) or len(self.placed) != num_items:
+            return None
+        if self.is_target_inside_layout():
+            raise Ambiguous
+        return PlacedPrompt(self.ids, self.placed)
 
-    def put(number: int, modality: str, index: int) -> None:
-        layout = items[modality][index][number][2]
-        placed.append((modality, index, len(result), layout))
-        result.extend(layout)
-        untouched.append([])
+    def find_anchors(self) -> None:
+        """Find the items with an anchor. Of a modality, these are the first ones; the others wait for a target."""
+        for modality, items_of_modality in self.items.items():
+            for index, alternatives in enumerate(items_of_modality):
+                anchored = None
+                if self.reading == "targets" and modality not in self.waiting:
+                    anchored = _find_anchored(self.prompt, alternatives)
+                if anchored is None:
+                    self.waiting.setdefault(modality, []).append(index)
+                else:
+                    self.anchors.append(_Anchor(len(anchored.target), modality, index, anchored))
 
-    position = 0
-    while position <= len(prompt):
-        here = [at for own, *at in anchored if own == position]
-        for number, modality, index in here:
-            put(number, modality, index)
-        match = _at(prompt, position, items, waiting, reading) if position < len(prompt) else None
-        if match is None:
-            result += prompt[position : position + 1]
-            untouched[-1] += prompt[position : position + 1]
-            position += 1
-        else:
-            modality, number, length = match
-            ways, stands = items[modality][waiting[modality][0]], prompt[position : position + length]
-            is_target = any(kind == "replace" and stands == target for kind, target, *_ in ways)
-            taken.append((modality, position, position + length, is_target))
-            put(number, modality, waiting[modality].pop(0))
-            position += length
-    every = [way for of in items.values() for ways in of for way in ways]
-    targets = surplus + [target for kind, target, *_ in every if kind == "replace"]
-    embeds = {token for *_, own in every for token in own}
-    is_text = not any(embeds.intersection(part) or any(_contains(part, one) for one in targets) for part in untouched)
-    if not is_text or len(placed) != sum(map(len, items.values())):
-        return None
-    if _is_inside(prompt, items, taken):
-        raise Ambiguous
-    return result, placed
+    def put_anchored(self, position: int) -> None:
+        for anchor in self.anchors:
+            if anchor.position == position:
+                self.put(anchor.modality, anchor.index, anchor.alternative)
 
+    def put_match(self, position: int, match: _Match) -> None:
+        index = self.waiting[match.modality].pop(0)
+        end = position + match.length
+        is_target = False
+        for alternative in self.items[match.modality][index]:
+            if alternative.kind == "replace" and alternative.target == self.prompt[position:end]:
+                is_target = True
+        self.spans.append(_Span(match.modality, position, end, is_target))
+        self.put(match.modality, index, match.alternative)
 
-def _is_inside(prompt: list[int], items: Items, taken: list[tuple[str, int, int, bool]]) -> bool:
-    """Whether a target stands inside a layout of another modality, some of whose tokens stand for no item."""
-    for modality, of in items.items():
-        for ways in of:
-            layout = ways[0][2]
-            for begin in range(len(prompt) - len(layout) + 1):
-                end = begin + len(layout)
-                if prompt[begin:end] != layout:
-                    continue
-                inside = [
-                    one
-                    for one, start, stop, is_target in taken
-                    if is_target and begin <= start and stop <= end
-                    if one != modality
-                ]
-                covered = {at for _, start, stop, _ in taken for at in range(start, stop)}
-                if inside and not covered.issuperset(range(begin, end)):
+    def put(self, modality: str, index: int, alternative: Alternative) -> None:
+        self.placed.append(PlacedItem(modality, index, len(self.ids), alternative.layout))
+        self.ids.extend(alternative.layout)
+        self.texts.append([])
+
+    def find_match(self, position: int) -> _Match | None:
+        """Return what stands here for the next item of the first modality that has anything here."""
+        matches: list[_Match] = []
+        for modality in self.items:
+            indices = self.waiting.get(modality)
+            if indices:
+                alternatives = self.items[modality][indices[0]]
+                match = _match(self.prompt[position:], modality, alternatives, self.reading)
+                if match is not None:
+                    matches.append(match)
+        if not matches:
+            return None
+        num_layouts = sum(match.is_layout for match in matches)
+        if matches[0].is_layout and num_layouts > 1:
+            raise Ambiguous
+        return matches[0]
+
+    def is_surplus_in_texts(self, surplus: list[list[int]]) -> bool:
+        """Return whether a placeholder or a target is left between the items."""
+        targets = list(surplus)
+        embed_ids: set[int] = set()
+        for items_of_modality in self.items.values():
+            for alternatives in items_of_modality:
+                for alternative in alternatives:
+                    embed_ids |= alternative.embed_ids
+                    if alternative.kind == "replace":
+                        targets.append(alternative.target)
+        for text in self.texts:
+            if embed_ids.intersection(text):
+                return True
+            for target in targets:
+                if _contains(text, target):
                     return True
-    return False
+        return False
+
+    def is_target_inside_layout(self) -> bool:
+        """Return whether a target stands inside a layout of another modality, some of whose tokens stand for no
+        item."""
+        covered: set[int] = set()
+        for span in self.spans:
+            covered.update(range(span.start, span.end))
+        for modality, items_of_modality in self.items.items():
+            for alternatives in items_of_modality:
+                layout = alternatives[0].layout
+                for start in _find_all(self.prompt, layout):
+                    end = start + len(layout)
+                    has_inside = self.has_target_of_other_modality(modality, start, end)
+                    if has_inside and not covered.issuperset(range(start, end)):
+                        return True
+        return False
+
+    def has_target_of_other_modality(self, modality: str, start: int, end: int) -> bool:
+        for span in self.spans:
+            is_inside = start <= span.start and span.end <= end
+            if is_inside and span.is_target and span.modality != modality:
+                return True
+        return False
 
 
-def _anchor(prompt: list[int], ways: list[Way]) -> tuple[int, int] | None:
-    for number, (kind, prefix, *_) in enumerate(ways):
-        if kind == "start" or (kind == "after" and prompt[: len(prefix)] == prefix):
-            return len(prefix), number
+def _find_anchored(prompt: list[int], alternatives: list[Alternative]) -> Alternative | None:
+    """Return the first alternative that inserts the item into the prompt; at the start, its target is empty."""
+    for alternative in alternatives:
+        if alternative.kind == "start":
+            return alternative
+        if alternative.kind == "after" and _begins_with(prompt, alternative.target):
+            return alternative
     return None
 
 
-def _at(prompt: list[int], position: int, items: Items, waiting: dict[str, list[int]], reading: str) -> Any:
-    """The first modality whose next item is here, the number of its way, and the length of what stands for it."""
-    next_of = {modality: items[modality][own[0]] for modality in items if (own := waiting.get(modality))}
-    matches = {modality: _match(prompt[position:], ways, reading) for modality, ways in next_of.items()}
-    known = [(modality, *match) for modality, match in matches.items() if match]
-    if known and known[0][-1] and sum(standing for *_, standing in known) > 1:
-        raise Ambiguous
-    return known[0][:3] if known else None
-
-
-def _match(rest: list[int], ways: list[Way], reading: str) -> tuple[int, int, bool] | None:
-    """The number of the way, how many ids stand for it, and whether they are its layout."""
-    for number, (kind, target, layout, _) in enumerate(ways):
-        if (reading != "targets" or kind == "in_place") and rest[: len(layout)] == layout:
-            return number, len(layout), True
-        if reading != "layouts" and kind == "replace" and rest[: len(target)] == target:
-            return number, len(target), target == layout
+def _match(ids: list[int], modality: str, alternatives: list[Alternative], reading: Reading) -> _Match | None:
+    """Return what stands for an item at the beginning of these ids."""
+    for alternative in alternatives:
+        kind, target, layout, _ = alternative
+        if (reading != "targets" or kind == "in_place") and _begins_with(ids, layout):
+            return _Match(modality, alternative, len(layout), is_layout=True)
+        if reading != "layouts" and kind == "replace" and _begins_with(ids, target):
+            return _Match(modality, alternative, len(target), is_layout=target == layout)
     return None
 
 
-def _contains(segment: list[int], target: list[int]) -> bool:
-    return any(segment[i : i + len(target)] == target for i in range(len(segment) - len(target) + 1))
+def _begins_with(ids: list[int], prefix: list[int]) -> bool:
+    return ids[: len(prefix)] == prefix
+
+
+def _find_all(ids: list[int], part: list[int]) -> list[int]:
+    """Return where a part stands in a list."""
+    starts = range(len(ids) - len(part) + 1)
+    return [start for start in starts if _begins_with(ids[start:], part)]
+
+
+def _contains(ids: list[int], part: list[int]) -> bool:
+    return bool(_find_all(ids, part))

@@ -17,144 +17,221 @@ from tests.profiles import scaled
 from tests.spaced import make_spaced_tokenizer
 
 from . import naive
-from .common import CONFIG, Tokenizer, expect_refusal, make_item_layout, make_modality
+from .common import CONFIG, Tokenizer, make_item_layout, make_modality, refuses
 
 
-def of_item(ways):
-    _, _, ids, embeds = ways[0]
-    assert all(way[2] == ids for way in ways)
-    return make_item_layout(ids, [way[:2] for way in ways], embeds)
+def make_layout_of_alternatives(alternatives):
+    """Return the ItemLayout of an item of naive.py."""
+    layout, embed_ids = alternatives[0].layout, alternatives[0].embed_ids
+    updates = []
+    for alternative in alternatives:
+        assert alternative.layout == layout
+        updates.append((alternative.kind, alternative.target))
+    return make_item_layout(layout, updates, embed_ids)
 
 
-def run(prompt, items, reserved=EMPTY):
-    """Place items with the ways of naive.py, and what comes out as it tells it; None where the request is refused."""
+def place_with_mmkit(prompt, items, reserved=EMPTY):
+    """Place items of naive.py, and return what naive.place returns."""
     before = list(prompt)
-    known = {name: [of_item(ways) for ways in of] for name, of in items.items()}
+    layouts = {}
+    for name, items_of_modality in items.items():
+        layouts[name] = [make_layout_of_alternatives(alternatives) for alternatives in items_of_modality]
     try:
-        ids, placements = place(prompt, known, "spec", reserved)
+        ids, placements = place(prompt, layouts, "spec", reserved)
     except InputError:
         return None
     finally:
         assert prompt == before, "the caller's prompt was changed"
-    return ids, [(at.modality, at.index, at.start, at.tokens.ids) for at in placements]
+    placed = []
+    for placement in placements:
+        placed.append(naive.PlacedItem(placement.modality, placement.index, placement.start, placement.tokens.ids))
+    return naive.PlacedPrompt(ids, placed)
 
 
 # -- against the reference --------------------------------------------------------------------------------------------
+
+KINDS = st.sampled_from(["replace", "in_place", "start", "after"])
+KINDS_MOSTLY_REPLACE = st.sampled_from(["replace", "replace", "in_place", "start", "after"])
+MODALITY_NAMES = st.sampled_from([("a",), ("a", "b"), ("b", "a"), ("a", "b", "c")])
 
 
 @st.composite
 def requests(draw):
     """Targets, layouts and text over four ids, where everything collides, or over many; often the target is the
     layout's placeholder. Most prompts are pieced together from what they may contain, or hold every layout."""
-    small = st.integers(1, draw(st.sampled_from([4, 40])))
-    expanded = draw(st.booleans())
-    some = st.lists(small, min_size=1, max_size=3)
+    token = st.integers(1, draw(st.sampled_from([4, 40])))
+    is_expanded = draw(st.booleans())
+    few_ids = st.lists(token, min_size=1, max_size=3)
+    text = st.lists(token, max_size=2)
     items = {}
-    pieces = [draw(st.lists(small, max_size=2))]
-    for name in draw(st.sampled_from([("a",), ("a", "b"), ("b", "a"), ("a", "b", "c")])):
-        kinds = draw(st.lists(st.sampled_from(["replace", "replace", "in_place", "start", "after"]), max_size=1))
-        kinds = kinds or ["replace", draw(st.sampled_from(["replace", "in_place", "start", "after"]))]
-        targets = [draw(some) if kind in ("replace", "after") else [] for kind in kinds]
+    pieces = [draw(text)]
+    for name in draw(MODALITY_NAMES):
+        kinds = draw(st.lists(KINDS_MOSTLY_REPLACE, max_size=1))
+        if not kinds:
+            kinds = ["replace", draw(KINDS)]
+        targets = [draw(few_ids) if kind in ("replace", "after") else [] for kind in kinds]
         items[name] = []
         for _ in range(draw(st.sampled_from([1, 2, 3, 0]))):
-            ids = draw(st.lists(small, min_size=1, max_size=3)) + draw(st.sampled_from([[], *targets]))
-            embeds = {draw(st.sampled_from([ids[-1], *ids]))}
-            items[name].append([(kind, target, ids, embeds) for kind, target in zip(kinds, targets, strict=True)])
-            pieces.append(ids if expanded else draw(st.sampled_from([*targets, ids])))
+            ids = draw(few_ids) + draw(st.sampled_from([[]] + targets))
+            embeds = {draw(st.sampled_from(ids[-1:] + ids))}
+            alternatives = []
+            for kind, target in zip(kinds, targets, strict=True):
+                alternatives.append(naive.Alternative(kind, target, ids, embeds))
+            items[name].append(alternatives)
+            pieces.append(ids if is_expanded else draw(st.sampled_from(targets + [ids])))
             if draw(st.booleans()):
-                pieces.append(draw(st.lists(small, max_size=2)))
+                pieces.append(draw(text))
     if draw(st.booleans()):
         pieces = draw(st.permutations(pieces))
-    return [token for piece in pieces for token in piece], items, draw(st.lists(some, max_size=1))
+    prompt = []
+    for piece in pieces:
+        prompt += piece
+    surplus = draw(st.lists(few_ids, max_size=1))
+    return prompt, items, surplus
 
 
 @settings(max_examples=scaled(400))
 @given(requests())
 def test_agrees_with_the_naive_reference(request_):
     """Whatever is written, expanded, missing or too much. What is expanded is not expanded again."""
-    prompt, items, reserved = request_
-    result = run(prompt, items, {tuple(target): "a" for target in reserved})
+    prompt, items, surplus = request_
+    result = place_with_mmkit(prompt, items, {tuple(target): "a" for target in surplus})
     event("placed" if result else "refused")
-    assert result == naive.place(prompt, items, reserved)
-    if result and (again := run(result[0], items)):
-        assert again[0] == result[0]
+    assert result == naive.place(prompt, items, surplus)
+    if result is not None:
+        again = place_with_mmkit(result.ids, items)
+        assert again is None or again.ids == result.ids
 
 
 # -- examples --------------------------------------------------------------------------------------------------------
 
-E = 9  # embeds
+E = 9  # receives an encoder row
 
 
-def only(kind, target, ids=(E, E)):
-    return [(kind, target, list(ids), {E})]
+def list_alternatives(*targets, ids=(E, E), kind="replace"):
+    """Return the alternatives of an item of these ids: one for each of these targets."""
+    return [naive.Alternative(kind, target, list(ids), {E}) for target in targets]
+
+
+AT_START = list_alternatives([], kind="start")
+IN_PLACE_OF_1 = list_alternatives([1])
 
 
 @pytest.mark.parametrize(
     ("prompt", "items", "ids"),
     [
-        ([1], {"a": only("start", []), "b": only("start", [], [8, E])}, [9, 9, 8, 9, 1]),
-        ([1, 0, 1], {"a": only("replace", [1], [8, E]), "b": only("replace", [1])}, [8, 9, 0, 9, 9]),
-        ([1, 0, 1], {"b": only("replace", [1]), "a": only("replace", [1], [8, E])}, [9, 9, 0, 8, 9]),
-        ([1, 2], {"a": only("replace", [1, 2]) + only("replace", [1])}, [9, 9]),
-        ([1, 3], {"a": only("replace", [1, 2]) + only("replace", [1])}, [9, 9, 3]),
-        ([1, 2, 3], {"a": only("after", [1, 2]), "b": only("replace", [2, 3])}, None),
-        ([7, 1, 8, 2], {"a": only("replace", [1]), "b": only("replace", [2], [7, 1, E])}, [7, 9, 9, 8, 7, 1, 9]),
-        ([7, 1, 8, 2], {"a": only("replace", [1], [1, E]), "b": only("replace", [2], [7, 1, 8])}, None),
-        ([7, 1, 8, 2], {"b": only("replace", [2], [7, 1, 8]), "a": only("replace", [1], [1, E])}, None),
-        ([1, 2], {"a": only("replace", [1], [E]), "b": only("replace", [2], [1])}, [9, 1]),
+        pytest.param(
+            [1],
+            {"a": AT_START, "b": list_alternatives([], kind="start", ids=[8, E])},
+            [9, 9, 8, 9, 1],
+            id="modalities at the start stand in the order of the spec",
+        ),
+        pytest.param(
+            [1, 0, 1],
+            {"a": list_alternatives([1], ids=[8, E]), "b": IN_PLACE_OF_1},
+            [8, 9, 0, 9, 9],
+            id="modalities that share a target take it in the order of the spec",
+        ),
+        pytest.param(
+            [1, 0, 1],
+            {"b": IN_PLACE_OF_1, "a": list_alternatives([1], ids=[8, E])},
+            [9, 9, 0, 8, 9],
+            id="in another order of the spec, in that order",
+        ),
+        pytest.param(
+            [1, 2], {"a": list_alternatives([1, 2], [1])}, [9, 9], id="the first alternative of an item comes first"
+        ),
+        pytest.param(
+            [1, 3], {"a": list_alternatives([1, 2], [1])}, [9, 9, 3], id="the second one where the first is absent"
+        ),
+        pytest.param(
+            [1, 2, 3],
+            {"a": list_alternatives([1, 2], kind="after"), "b": list_alternatives([2, 3])},
+            None,
+            id="no anchor is inside a target",
+        ),
+        pytest.param(
+            [7, 1, 8, 2],
+            {"a": IN_PLACE_OF_1, "b": list_alternatives([2], ids=[7, 1, E])},
+            [7, 9, 9, 8, 7, 1, 9],
+            id="a part of a layout is no layout",
+        ),
+        pytest.param(
+            [7, 1, 8, 2],
+            {"a": list_alternatives([1], ids=[1, E]), "b": list_alternatives([2], ids=[7, 1, 8])},
+            None,
+            id="no target is inside a layout of another modality",
+        ),
+        pytest.param(
+            [7, 1, 8, 2],
+            {"b": list_alternatives([2], ids=[7, 1, 8]), "a": list_alternatives([1], ids=[1, E])},
+            None,
+            id="nor in another order of the spec",
+        ),
+        pytest.param(
+            [1, 2],
+            {"a": list_alternatives([1], ids=[E]), "b": list_alternatives([2], ids=[1])},
+            [9, 1],
+            id="unless targets are all of that layout",
+        ),
     ],
 )
-def test_who_comes_first(prompt, items, ids):
-    """Written out, as the reference may be wrong as well: modalities that share a target
-    take it in the order of the spec, alternatives of an item in theirs; no anchor is inside a target, and no target
-    inside a layout of another modality, unless targets are all of that layout."""
-    result = run(prompt, {name: [ways] for name, ways in items.items()})
-    assert (result and result[0]) == ids
+def test_which_item_comes_first(prompt, items, ids):
+    """Written out, as the reference may be wrong as well."""
+    items_by_modality = {name: [alternatives] for name, alternatives in items.items()}
+    result = place_with_mmkit(prompt, items_by_modality)
+    assert (None if result is None else result.ids) == ids
 
 
 # -- tokens that merge ------------------------------------------------------------------------------------------------
 
 
-class Lines(Tokenizer):
+class LineTokenizer(Tokenizer):
     """One id per character, and one per run of line breaks, at most four."""
 
     def encode(self, text, add_special_tokens):
-        runs = (match[0] for match in re.finditer(r"\n{1,4}|.", text))
-        return [1000 + len(run) if run[0] == "\n" else ord(run) for run in runs]
-
-
-LINES = Lines()
-IN_LINES = make_modality(
-    "image",
-    item=Tensor(shape=(2,)),
-    layout=tok.text("\n\n(") + embed(E) * 2 + tok.text(")\n\n"),
-    update=replace(tok.text("@")),
-)
+        ids = []
+        for match in re.finditer(r"\n{1,4}|.", text):
+            run = match[0]
+            ids.append(1000 + len(run) if run[0] == "\n" else ord(run))
+        return ids
 
 
 @given(st.lists(st.sampled_from(["", "\n", "\n\n\n", "a\n", "a", "\nb"]), min_size=2, max_size=5))
 def test_line_breaks_merge_as_in_a_text(gaps):
-    plan = ModelSpec("lines", IN_LINES, merges="\n").bind(SimpleNamespace(vocab_size=2000), LINES)
+    tokenizer = LineTokenizer()
+    image = make_modality(
+        "image",
+        item=Tensor(shape=(2,)),
+        layout=tok.text("\n\n(") + embed(E) * 2 + tok.text(")\n\n"),
+        update=replace(tok.text("@")),
+    )
+    plan = ModelSpec("lines", image, merges="\n").bind(SimpleNamespace(vocab_size=2000), tokenizer)
     items = {"image": [torch.ones(2)] * (len(gaps) - 1)}
-    expected = LINES.encode("\n\n(xx)\n\n".join(gaps).replace("x", chr(E)), False)
-    written = [LINES.encode(gap, False) for gap in gaps]
-    prompt = [*written[0], *(token for gap in written[1:] for token in [ord("@"), *gap])]
+    prompt = tokenizer.encode(gaps[0], False)
+    for gap in gaps[1:]:
+        prompt += tokenizer.encode("@", False) + tokenizer.encode(gap, False)
+    expanded_text = "\n\n(xx)\n\n".join(gaps).replace("x", chr(E))
+    expected = tokenizer.encode(expanded_text, False)
+
     preview = plan.preview(prompt, items)
+
     assert preview.prompt_token_ids == expected
-    assert all(expected[at.start : at.end] == at.tokens.ids for at in preview.placements)
-    assert all(at.tokens.num_embeds == 2 for at in preview.placements)
+    for placement in preview.placements:
+        assert expected[placement.start : placement.end] == placement.tokens.ids
+        assert placement.tokens.num_embeds == 2
     assert gaps[0] or preview.placements[0].start == 0
     assert plan.preview(expected, items).placements == preview.placements
     assert plan.unexpand(expected, items) == prompt
-    alone = [ord("a"), 1001, 1001]
-    assert plan.expand(alone, {}) == plan.unexpand(alone, {}) == alone
+    without_items = [ord("a"), 1001, 1001]
+    assert plan.expand(without_items, {}) == plan.unexpand(without_items, {}) == without_items
 
 
 # -- targets that are texts -------------------------------------------------------------------------------------------
 
 
 def plan_of_text(tokenizer, text):
-    """A plan whose items take two positions in place of a text."""
+    """Return a plan whose items take two positions in place of a text."""
     update = replace(tok.text(text))
     graph = make_modality("graph", item=Tensor((2,)), layout=embed(tok["<p>"]) * 2, update=update)
     return ModelSpec("llaga", graph).bind(SimpleNamespace(vocab_size=len(tokenizer)), tokenizer)
@@ -166,80 +243,102 @@ TOKENIZERS = {
     "llama, not legacy": make_spaced_tokenizer("first"),
     "no space": make_spaced_tokenizer("never"),
 }
-SOUGHT = {name: plan_of_text(own, "<graph>") for name, own in TOKENIZERS.items()}
+PLANS = {name: plan_of_text(tokenizer, "<graph>") for name, tokenizer in TOKENIZERS.items()}
+GRAPH = torch.ones(2)
 
 
-def outside(preview):
-    """The ids between the items of a prompt."""
-    ends = [0, *(at.end for at in preview.placements)]
-    starts = [*(at.start for at in preview.placements), len(preview.prompt_token_ids)]
-    return [preview.prompt_token_ids[end:start] for end, start in zip(ends, starts, strict=True)]
+def list_ids_between_items(preview):
+    """Return the ids before the first item, between items, and after the last one."""
+    parts = []
+    end_of_last = 0
+    for placement in preview.placements:
+        parts.append(preview.prompt_token_ids[end_of_last : placement.start])
+        end_of_last = placement.end
+    parts.append(preview.prompt_token_ids[end_of_last:])
+    return parts
+
+
+def find_part(ids, part, start):
+    """Return the end of the first place of a part in a list, from a position on; raise where there is none."""
+    for position in range(start, len(ids) - len(part) + 1):
+        if ids[position : position + len(part)] == part:
+            return position + len(part)
+    raise AssertionError(f"{part} is not in {ids[start:]}")
+
+
+def decode_inside(tokenizer, ids):
+    """Return the text of ids that stand inside a prompt: where they begin with a space, the space is not lost."""
+    lead = tokenizer("x", add_special_tokens=False).input_ids
+    return tokenizer.decode(lead + ids).removeprefix(tokenizer.decode(lead))
+
+
+GAPS = st.sampled_from(["", "x", ".", "..", ":", " ", "  ", "a ", " a", "\n", ")", "<", "é", "漢", "\ufffd", "x."])
 
 
 @settings(max_examples=scaled(150))
-@given(
-    st.sampled_from([*SOUGHT]),
-    st.lists(
-        st.sampled_from(["", "x", ".", "..", ":", " ", "  ", "a ", " a", "\n", ")", "<", "é", "漢", "\ufffd", "x."]),
-        min_size=2,
-    ),
-)
+@given(st.sampled_from(list(PLANS)), st.lists(GAPS, min_size=2))
 def test_a_text_is_found_wherever_it_stands(name, gaps):
     """And no id outside it changes: where a token reaches across its edge, those of the text before and after it stay,
     and the tokens beside it have the text that they had. A text and its ids are one prompt."""
-    own, plan = TOKENIZERS[name], SOUGHT[name]
+    tokenizer = TOKENIZERS[name]
+    plan = PLANS[name]
     text = "<graph>".join(gaps)
-    ids = own(text).input_ids
-    items = {"graph": [torch.ones(2)] * (len(gaps) - 1)}
+    ids = tokenizer(text).input_ids
+    items = {"graph": [GRAPH] * (len(gaps) - 1)}
+
     preview = plan.preview(text, items)
+
     assert plan.preview(ids, items).placements == preview.placements
     assert plan.expand(ids, items) == preview.prompt_token_ids
-    parts = outside(preview)
-    position = 0
-    for number, part in enumerate(parts):
-        inner = part[bool(number) : len(part) - (number < len(parts) - 1)]
-        starts = range(position, len(ids) - len(inner) + 1)
-        position = next(start for start in starts if ids[start : start + len(inner)] == inner) + len(inner)
-        assert number or part[:-1] == ids[: len(part) - 1]
-    assert parts[-1][1:] == ids[len(ids) - len(parts[-1][1:]) :]
-    lead = own("x", add_special_tokens=False).input_ids
-    texts = [own.decode([*lead, *part]).removeprefix(own.decode(lead)) for part in [parts[0][1:], *parts[1:]]]
-    # the space before a text that stands alone is part of it
-    without_space = re.compile(" *<graph>")
-    assert without_space.sub("<graph>", "<graph>".join(texts)).strip() == without_space.sub("<graph>", text).strip()
     assert plan.expand(preview.prompt_token_ids, items) == preview.prompt_token_ids
 
+    first, *between, last = list_ids_between_items(preview)
+    assert first[:-1] == ids[: len(first) - 1]
+    position = find_part(ids, first[:-1], 0)
+    for part in between:
+        position = find_part(ids, part[1:-1], position)
+    find_part(ids, last[1:], position)
+    assert last[1:] == ids[len(ids) - len(last[1:]) :]
 
-@pytest.mark.parametrize("name", SOUGHT)
+    texts = [decode_inside(tokenizer, part) for part in [first[1:], *between, last]]
+    # the space before a text that stands by itself is part of it
+    without_space = re.compile(" *<graph>")
+    assert without_space.sub("<graph>", "<graph>".join(texts)).strip() == without_space.sub("<graph>", text).strip()
+
+
+@pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("gap", [" ", "", ".", "\n", ":", "x."])
 def test_a_text_too_many_is_refused_wherever_it_stands(name, gap):
-    for written in (f"a{gap}<graph>a <graph>", f"a <graph>a{gap}<graph>"):
-        for prompt in (written, TOKENIZERS[name](written).input_ids):
-            sentence = expect_refusal(
-                InputError,
-                "llaga.graph: expected 1 target '<graph>' in …, got 2. …",
-                SOUGHT[name].expand,
-                prompt,
-                {"graph": torch.ones(2)},
-            )
-            assert "Write" in sentence
-    assert SOUGHT[name].expand(f"a{gap}<graph>", {}) == TOKENIZERS[name](f"a{gap}<graph>").input_ids
+    plan = PLANS[name]
+    tokenizer = TOKENIZERS[name]
+    for text in (f"a{gap}<graph>a <graph>", f"a <graph>a{gap}<graph>"):
+        for prompt in (text, tokenizer(text).input_ids):
+            with refuses(InputError, "llaga.graph: expected 1 target '<graph>' in …, got 2. …") as caught:
+                plan.expand(prompt, {"graph": GRAPH})
+            assert "Write" in str(caught.value)
 
 
-def test_a_character_of_several_ids_is_a_target():
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("gap", [" ", "", ".", "\n", ":", "x."])
+def test_a_text_of_a_prompt_without_items_is_left_as_it_is(name, gap):
+    text = f"a{gap}<graph>"
+    assert PLANS[name].expand(text, {}) == TOKENIZERS[name](text).input_ids
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("text", ["漢", "x漢", "é漢é", "a 漢 a", ":é漢"])
+def test_a_character_of_several_ids_is_a_target(name, text):
     """Also between characters that are such bytes, too."""
-    for own in TOKENIZERS.values():
-        plan = plan_of_text(own, "漢")
-        for text in ("漢", "x漢", "é漢é", "a 漢 a", ":é漢"):
-            before, after = text.split("漢")
-            parts = outside(plan.preview(text, {"graph": torch.ones(2)}))
-            lead = own("x", add_special_tokens=False).input_ids
-            told = own.decode([*lead, *parts[0][1:]]).removeprefix(own.decode(lead))
-            assert told.strip() == before.strip()
-            assert own.decode([*lead, *parts[1]]) == own.decode(lead) + after
+    tokenizer = TOKENIZERS[name]
+    plan = plan_of_text(tokenizer, "漢")
+    preview = plan.preview(text, {"graph": GRAPH})
+    before, after = list_ids_between_items(preview)
+    text_before, text_after = text.split("漢")
+    assert decode_inside(tokenizer, before[1:]).strip() == text_before.strip()
+    assert decode_inside(tokenizer, after) == text_after
 
 
-class Partial(Tokenizer):
+class TokenizerWithoutNine(Tokenizer):
     """Knows no text for one id."""
 
     def decode(self, ids, skip_special_tokens):
@@ -251,15 +350,22 @@ class Partial(Tokenizer):
 def test_an_id_that_the_tokenizer_cannot_decode_is_logged(caplog):
     """It is part of no target."""
     update = replace(tok.text("<graph>"))
-    plan = ModelSpec("odd", make_modality("graph", item=Tensor((2,)), update=update)).bind(CONFIG, Partial())
-    written = [*map(ord, "a<graph>")]
-    assert plan.expand([9, *written], {"graph": torch.ones(2)}) == [9, ord("a"), 5]
+    plan = ModelSpec("odd", make_modality("graph", item=Tensor((2,)), update=update)).bind(
+        CONFIG, TokenizerWithoutNine()
+    )
+    prompt = [9] + [ord(character) for character in "a<graph>"]
+    assert plan.expand(prompt, {"graph": GRAPH}) == [9, ord("a"), 5]
     assert "cannot decode the ids [9]" in caplog.text
     sentence = "odd.graph: expected 1 target '<graph>' in the prompt for 1 item, got 0. …"
-    expect_refusal(NotFound, sentence, plan.expand, [9, *written[:-1]], {"graph": torch.ones(2)})
+    with refuses(NotFound, sentence):
+        plan.expand(prompt[:-1], {"graph": GRAPH})
 
 
 # -- declarations ----------------------------------------------------------------------------------------------------
+
+
+def resolve_index_and_five(scope):
+    return [scope.item.index, 5]
 
 
 @pytest.mark.parametrize(
@@ -267,7 +373,7 @@ def test_an_id_that_the_tokenizer_cannot_decode_is_logged(caplog):
     [
         (replace(tok["<image>"]), (7,), "<image>"),
         (replace(tok.text("ab {}", item.index)), (97, 98, 32, 49), "ab 1"),
-        (replace(lambda s: [s.item.index, 5]), (1, 5), None),
+        (replace(resolve_index_and_five), (1, 5), None),
         (replace(tok["<|image_{}|>", item.index + 1]), (182,), "<|image_2|>"),
         (replace([tok["<image>"], tok["<im_end>"]]), (7, 8), "<image><im_end>"),
         (replace(cfg.bos), (3,), None),
@@ -279,8 +385,7 @@ def test_an_id_that_the_tokenizer_cannot_decode_is_logged(caplog):
     ],
     ids=repr,
 )
-def test_resolving(update, target, text):
-    """And the text that stands for an item in a chat message."""
+def test_the_target_of_an_update_and_its_text_in_a_chat_message(update, target, text):
     scope = Scope(cfg={"bos": 3}, tok=Vocabulary(Tokenizer()), item=SimpleNamespace(index=1, length=1))
     assert update.resolve_target(scope) == target
     assert update.bind(Scope(cfg=scope.cfg, tok=scope.tok)).resolve_target(scope) == target
