@@ -19,15 +19,23 @@ VALUES = [0.0, -1.5, 16384.0, 16392.0, -65504.0, 2.0**53, 2.0**54, -3e38, torch.
 @given(st.sampled_from(DTYPES), st.sampled_from(DTYPES), st.lists(st.lists(st.sampled_from(VALUES), max_size=4)))
 def test_an_item_is_contained_as_a_whole_and_alone(model: Any, encoder: Any, items: list[list[float]]) -> None:
     """Whatever the dtypes of the encoder and of the model."""
-    items = items or [[]]
-    rows = [torch.tensor([[1.0, value] for value in values], dtype=encoder).reshape(-1, 2) for values in items]
     bound = compute_largest_magnitude(model)
-    sound = [bool(one.isfinite().all()) and all(abs(x) <= bound for x in one.flatten().tolist()) for one in rows]
-    got, unsound = zero_unsound_rows(rows, bound)
-    assert int(unsound) == sound.count(False)
-    for one, other, whole in zip(rows, got, sound, strict=True):
-        assert torch.equal(other, one if whole else torch.zeros_like(one))
-        assert other.to(model).isfinite().all()
+    rows_of_items = []
+    expected = []
+    num_unsound = 0
+    for values in items or [[]]:
+        rows = torch.tensor([[1.0, value] for value in values], dtype=encoder).reshape(-1, 2)
+        rows_of_items.append(rows)
+        is_sound = all(abs(value) <= bound for value in rows.flatten().tolist())  # no NaN is
+        expected.append(rows if is_sound else torch.zeros_like(rows))
+        num_unsound += not is_sound
+
+    contained, unsound = zero_unsound_rows(rows_of_items, bound)
+
+    assert int(unsound) == num_unsound
+    for rows, expected_rows in zip(contained, expected, strict=True):
+        assert torch.equal(rows, expected_rows)
+        assert rows.to(model).isfinite().all()
 
 
 def test_the_bounds_leave_room_for_norms_and_sums() -> None:
@@ -64,33 +72,53 @@ def test_the_operator_is_told(caplog: pytest.LogCaptureFixture) -> None:
 
 
 WIDTH = 2
-RIGHT = st.integers(0, 3).map(lambda count: torch.ones(count, WIDTH))
-WRONG = st.sampled_from(
+COUNTS = st.integers(0, 3)
+WRONG_ROWS = st.sampled_from(
     [torch.ones(9, WIDTH), torch.ones(1, WIDTH + 1), torch.ones(1, WIDTH).int(), torch.ones(WIDTH), [[1.0, 1.0]], None]
 )
 
 
-@given(st.lists(st.tuples(RIGHT, st.none() | WRONG), max_size=4), st.data())
-def test_an_item_with_other_rows_than_its_layout_is_zeros_and_no_other_is(items: list[Any], data: Any) -> None:
-    """Whatever an encoder returns, each item gets as many rows as its layout has, and nothing raises."""
-    counts = [len(right) for right, _ in items]
-    returned = [right if wrong is None else wrong for right, wrong in items]
-    zeros = torch.zeros(WIDTH)
-    rows, errors = encoder_rows_or_zeros(returned, "robot.arm, embed_arm", counts, zeros)
-    assert len(errors) == sum(wrong is not None for _, wrong in items)
-    for own, (right, wrong) in zip(rows, items, strict=True):
-        assert torch.equal(own, right if wrong is None else torch.zeros_like(right))
-    all_wrong = data.draw(st.sampled_from([[*returned, torch.ones(1, WIDTH)], None, 1.0, torch.ones(2, WIDTH)]))
-    rows, errors = encoder_rows_or_zeros(all_wrong, "robot.arm, embed_arm", counts, zeros)
-    assert [own.tolist() for own in rows] == [[[0.0] * WIDTH] * count for count in counts]
+def find_rows_or_zeros(returned: Any, counts: list[int]) -> tuple[Any, Any]:
+    return encoder_rows_or_zeros(returned, "robot.arm, embed_arm", counts, torch.zeros(WIDTH))
+
+
+@given(st.lists(st.tuples(COUNTS, st.none() | WRONG_ROWS), max_size=4))
+def test_an_item_with_other_rows_than_its_layout_is_zeros_and_no_other_is(items: list[Any]) -> None:
+    """Each item gets as many rows as its layout has, and nothing raises."""
+    returned = []
+    expected = []
+    num_wrong = 0
+    for count, wrong_rows in items:
+        if wrong_rows is None:
+            returned.append(torch.ones(count, WIDTH))
+            expected.append(torch.ones(count, WIDTH))
+        else:
+            returned.append(wrong_rows)
+            expected.append(torch.zeros(count, WIDTH))
+            num_wrong += 1
+
+    rows_of_items, errors = find_rows_or_zeros(returned, [count for count, _ in items])
+
+    assert len(errors) == num_wrong
+    for rows, expected_rows in zip(rows_of_items, expected, strict=True):
+        assert torch.equal(rows, expected_rows)
+
+
+@given(st.lists(COUNTS, max_size=4), st.sampled_from(["one item too many", None, 1.0, torch.ones(2, WIDTH)]))
+def test_all_items_are_zeros_where_their_rows_cannot_be_told_apart(counts: list[int], returned: Any) -> None:
+    if isinstance(returned, str):
+        returned = [torch.ones(count, WIDTH) for count in counts] + [torch.ones(1, WIDTH)]
+    rows_of_items, errors = find_rows_or_zeros(returned, counts)
     assert len(errors) == len(counts)
+    for rows, count in zip(rows_of_items, counts, strict=True):
+        assert torch.equal(rows, torch.zeros(count, WIDTH))
 
 
 def test_the_operator_is_told_of_rows_that_are_missing(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("prometheus_client")
     reporter = Reporter("robot", 16384.0, ["arm"])
     before = get_unsound_items_metric().labels("arm")._value.get()
-    _, errors = encoder_rows_or_zeros([torch.ones(2, WIDTH)], "robot.arm, embed_arm", [3], torch.zeros(WIDTH))
+    _, errors = find_rows_or_zeros([torch.ones(2, WIDTH)], [3])
     with caplog.at_level(logging.ERROR):
         reporter.add_errors("arm", errors)
         reporter.add_errors("arm", errors)
