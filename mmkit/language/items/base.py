@@ -154,8 +154,10 @@ class ItemType(Part):
         raise NotImplementedError
 
     def texts(self, value: Any) -> Iterator[tuple[str, str]]:
-        """Yield the texts in a canonical item, each with its place in the item: ``.unit`` in a
-        record, "" where the item is the text."""
+        """Yield the texts in a canonical item, each with its path in the item.
+
+        The path is ``.unit`` for a part of a record, and "" where the item itself is the text.
+        """
         yield from ()
 
     @property
@@ -278,27 +280,30 @@ class ItemType(Part):
         raise NotImplementedError
 
     def schema(self) -> dict[str, Any]:
-        """Return what clients are told of the array of an item: `shape`, with [least, most] for a
-        size that varies, and `dtype`."""
+        """Return the `shape` and the `dtype` of an item's array, as clients see them in JSON.
+
+        A size that varies is [least, most].
+        """
         return {"shape": None, "dtype": None}
 
 
 def select_options(kind: ItemType, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `mm_processor_kwargs` that concern the items of a type: all but the scopes of
-    other media.
+    """Return the `mm_processor_kwargs` without the scopes of other media than a type's own.
 
-    Nothing else of the options reaches such an item, and its hash covers all of these: both are
-    computed here.
+    Only these options reach the items of the type, and the hash of an item covers all of them: both
+    call this function.
     """
     if not kind.kwargs_scope:
         return dict(kwargs)
-    others = set(MEDIA_SCOPES) - {kind.kwargs_scope}
-    return {name: value for name, value in kwargs.items() if name not in others}
+    other_scopes = set(MEDIA_SCOPES) - {kind.kwargs_scope}
+    return {name: value for name, value in kwargs.items() if name not in other_scopes}
 
 
 def flatten_options(kind: ItemType, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of `select_options` without scopes: those that have none, overridden by
-    those of `common_kwargs`, and these by those of the type's own scope.
+    """Return the options of `select_options` as one dict without scopes.
+
+    Options in `common_kwargs` override options outside all scopes; options in the type's own scope
+    override both.
 
     Raises:
         InputError: a scope that holds no options.

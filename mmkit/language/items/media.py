@@ -69,8 +69,10 @@ class _Media(ItemType):
 
 
 class Image(_Media):
-    """An image, as vLLM accepts it: PIL image, (height, width, 3) uint8 array, or (3, height,
-    width) array or tensor.
+    """An image, in any form that vLLM accepts.
+
+    These are a PIL image, a (height, width, 3) uint8 array, and a (3, height, width) array or
+    tensor.
 
     The canonical form is an upright PIL image in RGB, transparency on white, also for 8-bit RGB
     pixels with channels last or first. A picture of more than 8 bits per channel (PIL's modes I;16,
@@ -176,8 +178,9 @@ class _ImageForFunction(Image):
 
 
 class Video(_Media):
-    """A video, as vLLM accepts it: (frames, height, width, 3) array, list of frames, or (frames,
-    metadata).
+    """A video, in any form that vLLM accepts.
+
+    These are a (frames, height, width, 3) array, a list of frames, and (frames, metadata).
 
     Attributes:
         largest: (frames, width, height) of the video with the most tokens; a list where it is one
@@ -275,12 +278,11 @@ class Video(_Media):
 
 
 class Audio(_Media):
-    """Audio, as vLLM accepts it: a 1-D float array, or (array, sampling rate in Hz), resampled to
-    `rate`.
+    """Audio, in any form that vLLM accepts: a 1-D float array, or (array, sampling rate in Hz).
 
-    The canonical form is a float32 array. torchaudio, vLLM's default, resamples it, or soxr;
-    without either mmkit refuses another sampling rate than `rate`. n samples at one rate become
-    ceil(n * rate / that rate) by either.
+    The canonical form is a float32 array, resampled to `rate` by torchaudio, vLLM's default, or
+    soxr. Without either mmkit refuses another sampling rate than `rate`. n samples at one rate
+    become ceil(n * rate / that rate) by either.
 
     Attributes:
         largest: length in samples of the audio with the most tokens.
@@ -448,8 +450,10 @@ def _make_picture(pixels: np.ndarray[Any, Any]) -> Any:
 
 
 def _check_metadata(metadata: Mapping[str, Any], count: int, where: str) -> None:
-    """Refuse metadata that contradict the frames, or cannot be: those of a file without a length
-    say that it has -3e15 frames, and its loader has decoded one of them.
+    """Refuse metadata that contradict the frames, or are impossible.
+
+    For a file without a length, for example, they state -3e15 frames, while the loader has decoded
+    one frame.
 
     Args:
         metadata: as vLLM's loaders make them; what they lack is not looked at.
@@ -520,8 +524,11 @@ def _stack_frames(frames: list[np.ndarray[Any, Any]], where: str) -> np.ndarray[
 
 
 def _holds_pixels(shape: Sequence[int], ndim: int) -> bool:
-    """Return whether an array of a shape holds pixels: of `ndim` dimensions, none of them empty,
-    with 1, 3 or 4 channels, which come last or before height and width."""
+    """Return whether an array of a shape can hold pixels.
+
+    It has `ndim` dimensions, none of them empty, and 1, 3 or 4 channels, which come last or before
+    height and width.
+    """
     if len(shape) != ndim or 0 in shape:
         return False
     return not {1, 3, 4}.isdisjoint((shape[-3], shape[-1]))
@@ -543,8 +550,10 @@ def _video_parts(value: Any) -> tuple[Any, Any]:
 
 
 def _image_size(image: Any) -> tuple[int, int]:
-    """Return (width, height), by vLLM's rule: channels come last if the last dimension can be
-    channels."""
+    """Return (width, height) of an image.
+
+    As in vLLM, the last dimension of an array is the channels if it is 1, 3 or 4.
+    """
     if hasattr(image, "getbands"):
         return image.size  # type: ignore[no-any-return]
     if image.shape[-1] in (1, 3, 4):

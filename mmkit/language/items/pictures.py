@@ -71,8 +71,9 @@ def _load(image: Any, where: str) -> None:
 
 
 def check_file(data: bytes, where: str) -> None:
-    """Refuse the file of a picture that vLLM's loader has decoded without an error, although it is
-    damaged or holds more than 8 bits per channel.
+    """Refuse a picture file that is damaged, or has more than 8 bits per channel.
+
+    vLLM's loader decodes such a file without an error.
 
     Raises:
         InputError: names which.

@@ -32,8 +32,9 @@ Sizes: TypeAlias = "tuple[Any, ...] | list[tuple[Any, ...]] | Expr | Callable[[S
 def between(
     least: Expr | int | Callable[[Scope], Any], most: Expr | int | Callable[[Scope], Any]
 ) -> Between:
-    """Declare a size that varies from `least` to `most`, both included: whole numbers >= 0, or
-    expressions over `cfg`.
+    """Declare a size that varies from `least` to `most`, both included.
+
+    Each is a whole number >= 0, or an expression over `cfg`.
 
     Raises:
         SpecError: numbers that are no sizes, or in another order.

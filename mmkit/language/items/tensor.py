@@ -124,8 +124,10 @@ class Tensor(ItemType):
         return bound
 
     def _limit_bound(self) -> Any:
-        """Return the bound as far as the dtype reaches: a magnitude, rounded as values are; None
-        for all integers."""
+        """Return the bound, limited to what the dtype can hold.
+
+        It is a magnitude, rounded as the values are; None means all integers of the dtype.
+        """
         where, bound, dtype = "Tensor.bound", self.bound, self.torch_dtype
         if isinstance(bound, Between):
             if dtype not in _INTEGERS:
@@ -266,9 +268,11 @@ class Tensor(ItemType):
         return torch.full(sizes, value, dtype=self.torch_dtype)
 
     def random(self, sizes: Sequence[int], generator: np.random.Generator) -> torch.Tensor:
-        """Return a tensor with random values within the bounds: floats of magnitude up to 2,
-        integers over the whole range, and from 0 to 9 where only their dtype bounds them: many are
-        the ids of some table."""
+        """Return a tensor with random values within the bounds.
+
+        Floats have a magnitude of at most 2, and integers cover the whole range. Integers that only
+        their dtype bounds are from 0 to 9, because many are the ids of a small table.
+        """
         shape = self.nearest(sizes)
         count = num_drawn(shape)
         dtype = self.torch_dtype
@@ -328,8 +332,11 @@ def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _in_json(size: Any) -> Any:
-    """Return a size, or both ends of one that varies; its source where other parts of a record
-    decide."""
+    """Return a size as clients see it in JSON.
+
+    It is a number, [least, most] for a size that varies, or the source of an expression over other
+    parts of a record.
+    """
     if isinstance(size, Between):
         return [_in_json(end) for end in ends(size)]
     if isinstance(size, int):
@@ -362,8 +369,10 @@ def _as_tensor(value: object, where: str, kind: Tensor) -> torch.Tensor:
 
 
 def _from_list(value: object, where: str, kind: Tensor) -> np.ndarray[Any, Any]:
-    """Return a number or nested lists of numbers as an array. Lists have no dtype, so integers are
-    accepted for floats."""
+    """Return a number or nested lists of numbers as an array.
+
+    Lists have no dtype, so integers are accepted for floats.
+    """
     numbers: tuple[type, ...] = (int, float, np.integer, np.floating)
     if kind.torch_dtype == torch.bool:
         numbers = (bool, np.bool_)
@@ -384,15 +393,17 @@ def _from_list(value: object, where: str, kind: Tensor) -> np.ndarray[Any, Any]:
 
 
 def _find_other_than_numbers(value: Any, numbers: tuple[type, ...], depth: int = 0) -> str:
-    """Return a description of the first element of nested lists that is none of some numbers; empty
-    where all of them are."""
+    """Return a description of the first element of nested lists that is no accepted number.
+
+    The description is empty where all elements are of the types `numbers`.
+    """
     if isinstance(value, (list, tuple)):
         if depth == _MAX_DEPTH:
             return f"more than {_MAX_DEPTH} levels"
         for element in value:
-            found = _find_other_than_numbers(element, numbers, depth + 1)
-            if found:
-                return found
+            description = _find_other_than_numbers(element, numbers, depth + 1)
+            if description:
+                return description
         return ""
     is_bool = isinstance(value, bool)
     if not isinstance(value, numbers) or (is_bool and bool not in numbers):
@@ -498,8 +509,10 @@ class Text(ItemType):
         return (len(value),)
 
     def blank(self, *sizes: int) -> str:
-        """Return a text of a length: the beginning of the largest text that the spec states,
-        repeated, or the letters of the alphabet in turn."""
+        """Return a text of a length.
+
+        It repeats the largest text that the spec states, or else the letters of the alphabet.
+        """
         (length,) = sizes
         letters = self.alphabet or "a"
         if self.largest and self.largest[0]:

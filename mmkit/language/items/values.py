@@ -31,8 +31,10 @@ def describe(value: object) -> str:
 
 
 def describe_array(value: object) -> str:
-    """Return the shape and the dtype of a tensor or an array for a message; the class of anything
-    else."""
+    """Return the shape and the dtype of a tensor or an array, for a message.
+
+    For any other value, return its class.
+    """
     if isinstance(value, ARRAYS):
         return f"shape {tuple(value.shape)} of {value.dtype}"
     return f"a {type(value).__name__}"
@@ -54,8 +56,10 @@ def to_plain_tensor(tensor: torch.Tensor, where: str, expected: str) -> torch.Te
 
 
 def as_array(value: object, where: str, expected: str) -> np.ndarray[Any, Any]:
-    """Return an array, tensor, image or list as an array; a floating tensor as float32, since numpy
-    has no bfloat16."""
+    """Return an array, tensor, image or list as an array.
+
+    A floating-point tensor becomes float32, since numpy has no bfloat16.
+    """
     if isinstance(value, torch.Tensor):
         value = to_plain_tensor(value, where, expected)
     if isinstance(value, np.ma.MaskedArray):
