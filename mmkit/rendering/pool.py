@@ -94,8 +94,11 @@ def _pickle_recipe(recipe: Recipe, where: str) -> bytes:
 
 
 class _RecipePickler(cloudpickle.Pickler):
-    """Pickles a spec as the variable that holds it, and tokenizers without the thread-safe classes
-    that vLLM derives from their own."""
+    """Pickles a spec as the variable that holds it, and tokenizers without vLLM's derived classes.
+
+    vLLM derives a thread-safe class from that of a tokenizer, in a function; no other process can
+    import it.
+    """
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Declaration):
@@ -130,8 +133,10 @@ def _return_value(value: Any) -> Any:
 
 
 class RenderProcesses:
-    """Processes that process items. An item that ends its process fails no request but its own;
-    another process takes the place.
+    """Processes that process items.
+
+    If an item crashes its process, only the request of that item fails. A new process replaces the
+    crashed one.
 
     Args:
         recipe: the recipe of their plan.

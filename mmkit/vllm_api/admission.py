@@ -36,8 +36,10 @@ _REFUSED_BASES: tuple[Any, ...] = (
 
 
 class Refused(*_REFUSED_BASES):  # type: ignore[misc]
-    """A request refused after rendering. vLLM's server answers 500 to any other kind of error from
-    there."""
+    """A request that was refused after rendering.
+
+    vLLM's server answers 500 to any other class of error that is raised there.
+    """
 
     def __init__(self, error: InputError) -> None:
         Exception.__init__(self, str(error))

@@ -44,8 +44,7 @@ in other threads. No client can guess a URL."""
 
 
 def wrap_read_part(read_part: Any) -> Any:
-    """Wrap vLLM's function that reads one part of a message, so that it also reads the parts of a
-    spec."""
+    """Make vLLM's function that reads one part of a message read the parts of a spec too."""
     marks = read_part.__globals__["MODALITY_PLACEHOLDERS_MAP"]
 
     @wraps(read_part)
@@ -128,8 +127,7 @@ class _TrackedItem(tuple[Any, "str | None"]):
 
 
 def wrap_gather_items(gather_items_of_vllm: Any) -> Any:
-    """Wrap vLLM's function that gathers the items of a conversation, so that it also gathers the
-    items of a spec."""
+    """Make vLLM's function that gathers the items of a conversation gather a spec's items too."""
 
     @wraps(gather_items_of_vllm)
     def gather_items_of_spec(items: Mapping[str, Any], processor: Any, *more: Any) -> Any:
@@ -168,8 +166,10 @@ def check_type(spec: Declaration, name: object, where: str) -> None:
 
 
 def modalities(spec: Declaration) -> list[str]:
-    """Return the modalities of a spec that have a content part: none that is named as one of vLLM's
-    parts."""
+    """Return the modalities of a spec that have a content part of their own.
+
+    A modality whose name is the type of one of vLLM's parts has none.
+    """
     types = _find_types_of_vllm()
     return [modality.name for modality in spec.modalities if modality.name not in types]
 

@@ -134,8 +134,10 @@ def hash_by_vllm(algorithm: str, **values: object) -> str:
 
 
 def hasher_algorithm(mm_config: Any) -> str:
-    """Return the algorithm of vLLM's hashes: before 0.28 the environment has it, before 0.15 it is
-    blake3."""
+    """Return the algorithm of vLLM's hashes.
+
+    Before 0.28 an environment variable sets it; before 0.15 it is always blake3.
+    """
     algorithm = getattr(mm_config, "mm_hasher_algorithm", None)
     if not algorithm:
         algorithm = getattr(vllm.envs, "VLLM_MM_HASHER_ALGORITHM", "blake3")

@@ -154,8 +154,11 @@ class UnsentItem(MultiModalKwargsItem):
         self.cache.touch_sender_cache_item(self.item_hash)
 
     def exchange(self) -> MultiModalKwargsItem | None:
-        """Move the front end's half, and return what the engine receives of the item: its fields,
-        their address in shared memory, or None where the engine has them."""
+        """Update the front end's half of the cache, and return what the engine receives.
+
+        This is the fields of the item, their address in shared memory, or None where the engine
+        has the fields.
+        """
         if self.is_lost:  # evicted by an item of the same request; before 0.16 nothing is touched
             self.restore()
         if self.fields is None and not self._is_cached:
@@ -181,8 +184,10 @@ class CacheReader:
         self._unsent: WeakValueDictionary[str, UnsentItem] = WeakValueDictionary()
 
     def find_items(self, cache: Any, items: Sequence[Item]) -> None:
-        """Fill in the layouts of the items that a cache has, or a request that is on its way to the
-        engine; of the latter also the fields in vLLM's form."""
+        """Fill in the layouts of the items that a cache or an unsent request has.
+
+        An item of a request that is on its way to the engine also gets its fields in vLLM's form.
+        """
         entries: Mapping[str, CacheEntry] = self._entries.get(cache, {})
         are_cached = cache.is_cached([item.hash for item in items])
         for item, is_cached in zip(items, are_cached, strict=True):
@@ -230,8 +235,9 @@ def update_local_cache(cache: Any, items: Sequence[Item]) -> None:
 
 
 def exchange_features(features: Sequence[Any]) -> list[Any]:
-    """Move the front end's half of the cache, and return the items of a request as the engine
-    receives them.
+    """Update the front end's half of the cache with the items of a request.
+
+    Return the items as the engine receives them.
 
     Args:
         features: vLLM's, in the order of the prompt.
@@ -289,8 +295,7 @@ def adopt_features(features: Sequence[Any], cache: Any) -> list[Any]:
 
 
 def wrap_add_request(add_request: Any) -> Any:
-    """Wrap the step of vLLM's client that hands a request to the engine, with the exchange right
-    before it."""
+    """Make vLLM's client exchange items with the cache right before it sends a request."""
 
     @wraps(add_request)
     def exchange_and_add(self: Any, request: Any) -> Any:

@@ -74,8 +74,9 @@ class ItemHasher:
         return hashes
 
     def hash_together(self, hashes: Sequence[str]) -> list[str]:
-        """Return the hashes of items that depend on the other items of their modality in a request,
-        and on their order.
+        """Return the hashes of items that are processed together.
+
+        Each depends on all items of the modality in the request, and on their order.
 
         Args:
             hashes: the hashes of the items without the others.
@@ -98,8 +99,10 @@ class ItemHasher:
         return str(digest.hexdigest())
 
     def _hash_content(self, prefix: str, value: Any) -> str | None:
-        """Return the hash of a tensor, an array, an image or a text, or of a dict of these; None
-        for anything else."""
+        """Return the hash of a tensor, an array, an image, a text, or a dict of these.
+
+        Return None for any other value.
+        """
         data: Any
         if isinstance(value, Image) and value.palette is None:
             form = f"{value.mode} {value.size}"
@@ -138,8 +141,11 @@ def _number_items(together: str, count: int) -> list[str]:
 
 
 def _read_pixels(image: Image) -> bytes:
-    """Return what `tobytes` does, which joins pieces of 64 KiB: that takes seven times as long for
-    an image of 336 x 336 pixels."""
+    """Return the bytes of an image, as `tobytes` does, but in one piece.
+
+    `tobytes` joins pieces of 64 KiB, which takes seven times as long for an image of 336 x 336
+    pixels.
+    """
     image.load()
     encoder = _imaging.raw_encoder(image.mode, image.mode)
     encoder.setimage(image.im, (0, 0, *image.size))

@@ -53,8 +53,9 @@ class _Difference(NamedTuple):
 
 
 def check(classes: Iterable[type]) -> None:
-    """Refuse a vLLM without a method that these classes override: the most derived definition of
-    each, with the method of vLLM which it replaces.
+    """Refuse a vLLM without a method that these classes override.
+
+    The most derived definition of a method is compared with the method of vLLM that it replaces.
 
     Raises:
         VllmApiError: names the methods.
@@ -154,8 +155,10 @@ REQUEST_FIELDS = {
 
 
 def unknown() -> list[str]:
-    """Return the steps of a request through vLLM's processor, and the options of a request, that
-    mmkit does not know: it takes no such step, and only hashes such an option."""
+    """Return the steps and the options of a request in vLLM's processor that mmkit does not know.
+
+    mmkit does not take such a step, and only hashes such an option.
+    """
     source = inspect.getsource(sys.modules[BaseMultiModalProcessor.__module__])
     unknown_methods = set(re.findall(r"\bcache\.(\w+)\(", source)) - CACHE_METHODS
     unknown_fields = {option.name for option in fields(ProcessorInputs)} - REQUEST_FIELDS

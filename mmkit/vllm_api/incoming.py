@@ -1,5 +1,6 @@
-"""The request that a server works on, for functions of vLLM that get a part of it: how many pixels
-may still be decoded, and where in its body each item stands.
+"""The request that a server works on, for functions of vLLM that receive only a part of it.
+
+It holds how many pixels may still be decoded, and where in the body each item stands.
 
 A server puts an `Incoming` into `REQUEST` before vLLM reads the body. Tasks that the request starts
 inherit it. Threads do not: what runs there gets what it needs before it starts, or in an executor
@@ -94,8 +95,9 @@ class Incoming:
         return index
 
     def locate(self, error: InputError, spec: str, conversation: int) -> InputError | None:
-        """Return an error with the path in the body of what it is about; None for an error that is
-        about no part of messages.
+        """Return an error with the path in the body of the part that it is about.
+
+        Return None for an error that is about no part of the messages.
 
         Args:
             error: may name an item by its modality and number, as ``robot.actions[3][0]``.
@@ -123,8 +125,10 @@ REQUEST: ContextVar[Incoming | None] = ContextVar("mmkit_request", default=None)
 
 
 def inherit_context(executor: Executor) -> None:
-    """Let the functions that an executor runs in threads have the context of who submits them:
-    vLLM renders the messages of its pooling routes there."""
+    """Make an executor run each function in the context of its submitter.
+
+    vLLM renders the messages of its pooling routes in the threads of an executor.
+    """
     changed: Any = executor
     submit = changed.submit
 

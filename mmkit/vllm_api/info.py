@@ -1,5 +1,4 @@
-"""What vLLM asks about the modalities of a spec before a request: limits, tokens, the largest
-items."""
+"""What vLLM asks about modalities before a request: limits, tokens, the largest items."""
 
 from __future__ import annotations
 

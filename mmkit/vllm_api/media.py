@@ -43,8 +43,10 @@ VideoTarget: Any = find("multimodal.video:VideoTargetMetadata", default=None)
 
 
 def wrap_load(load_from_url: Any) -> Any:
-    """Wrap vLLM's function that loads media from a URL, so that their pixels are counted first, and
-    decoded audio is compared with its header."""
+    """Make vLLM's function that loads media from a URL check what it loads.
+
+    Pixels are counted before they are decoded, and decoded audio is compared with its header.
+    """
 
     # vLLM reads the bytes in threads, which do not inherit `REQUEST`, so it is read here
     @wraps(load_from_url)
@@ -140,8 +142,10 @@ class Weighed:
         return count
 
     def _count_pictures(self, data: str) -> int:
-        """Spend the pixels of a video that is a list of pictures in base64; return how many they
-        are."""
+        """Spend the pixels of a video that is a list of pictures in base64.
+
+        Return the number of pixels.
+        """
         if self._spend is None:
             return 0
         frames = self._loader.num_frames
@@ -303,8 +307,10 @@ def pixels_of_image(data: bytes) -> int:
 
 
 def _pixels_of_video(data: bytes, loader: Any) -> int:
-    """Return the pixels of the frames that vLLM would take of a video, from its header; 0 for what
-    cannot be told."""
+    """Return the number of pixels of the frames that vLLM will take of a video.
+
+    It is computed from the header. Return 0 if that cannot be read.
+    """
     try:
         import cv2
         from cv2 import videoio_registry

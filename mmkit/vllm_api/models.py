@@ -1,5 +1,4 @@
-"""The model side of vLLM: its interface, registration, the plan of a model, merging of
-embeddings."""
+"""The model side of vLLM: its interface, registration, a model's plan, merging of embeddings."""
 
 from __future__ import annotations
 
@@ -51,8 +50,9 @@ ModelInterface: Any = (
 
 
 def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> None:
-    """Register the processor classes of a model class, and the class itself under its name as
-    architecture.
+    """Register a model class and its processor classes with vLLM.
+
+    The architecture is the name of the model class.
 
     May be called again for the same class: plugins run in several processes, and more than once in
     some.
@@ -80,8 +80,10 @@ def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> N
 
 
 def vllm_module(architecture: str) -> str | None:
-    """Return the module of vLLM's own class of an architecture; None where it has none of that
-    name."""
+    """Return the module of vLLM's own class of an architecture.
+
+    Return None where vLLM has no class of that name.
+    """
     registered: Any = ModelRegistry.models.get(architecture)
     if getattr(registered, "class_name", "") != architecture:
         return None
@@ -89,9 +91,13 @@ def vllm_module(architecture: str) -> str | None:
 
 
 def current_model() -> tuple[Any, Plan, torch.dtype, int, bool]:
-    """The model that vLLM is constructing: vLLM's configuration of the engine, the bound spec, the
-    dtype and the width of the language model's rows, and whether this is the first process of a
-    tensor-parallel group, whose processes all have the same rows."""
+    """Return what is known of the model that vLLM is constructing.
+
+    Returns:
+        vLLM's configuration of the engine; the bound spec; the dtype and the width of the language
+        model's rows; whether this is the first process of a tensor-parallel group, whose processes
+        all have the same rows.
+    """
     vllm_config = get_current_vllm_config()
     config = vllm_config.model_config
     make = getattr(MULTIMODAL_REGISTRY, "get_processing_info", None)  # public from 0.20
@@ -107,8 +113,10 @@ def weights_loader(model: Any) -> Callable[[Iterable[tuple[str, torch.Tensor]]],
 
 
 def module_names(model: Any, language_model: Any) -> Any:
-    """Return the names of a model's parts for vLLM's LoRA: those outside the language model are
-    towers."""
+    """Return the names of a model's parts, for vLLM's LoRA.
+
+    The parts outside the language model are towers.
+    """
     path = _find_path(model, language_model)
     towers: list[str] = []
     parent = model

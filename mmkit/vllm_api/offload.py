@@ -1,5 +1,4 @@
-"""Requests of vLLM's server whose items are processed in other processes
-(`mmkit.rendering.pool`).
+"""Let vLLM's server process the items of requests in other processes (`mmkit.rendering.pool`).
 
 vLLM's thread for items parses a request, hashes its items, and looks them up in the processor
 cache. There it stops (`Needed`) where items are missing; they are processed in another process,
@@ -31,8 +30,9 @@ out of it."""
 
 
 def install(renderer: Any) -> RenderProcesses | None:
-    """Start the processes that a server's configuration asks for, and let them process the items
-    of its renderer. Return None where it asks for none.
+    """Start the processes that a server's configuration asks for, and give them its items.
+
+    Return None where it asks for none.
 
     Raises:
         MmkitError: it asks for something else than a number.
@@ -74,8 +74,12 @@ def make_recipe(processor: Any) -> Recipe:
 def wrap_process_tokens(
     process_tokens: Callable[..., Awaitable[Any]], processes: RenderProcesses
 ) -> Callable[..., Awaitable[Any]]:
-    """Wrap the step of a renderer from a tokenized prompt to the engine's input, so that items are
-    processed in other processes."""
+    """Make a renderer process items in other processes.
+
+    Args:
+        process_tokens: the renderer's step from a tokenized prompt to the engine's input.
+        processes: where items are processed.
+    """
 
     @wraps(process_tokens)
     async def process_elsewhere(prompt: Any, **options: Any) -> Any:

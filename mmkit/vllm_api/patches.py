@@ -106,8 +106,11 @@ def wrap_default_chat_tok_params(default_chat_tok_params: Any) -> Any:
 
 
 def wrap_render_chat(render_chat: Any) -> Any:
-    """Wrap vLLM's function that renders the conversations of a request, so that an error names the
-    part of the messages that it is about."""
+    """Make the errors of vLLM's function that renders conversations name the part of the messages.
+
+    Args:
+        render_chat: vLLM's function, which renders the conversations of a request.
+    """
 
     @wraps(render_chat)
     def render_and_locate(self: Any, *args: Any, **options: Any) -> Any:
@@ -121,8 +124,10 @@ def wrap_render_chat(render_chat: Any) -> Any:
 
 
 def wrap_render_chat_async(render_chat: Any) -> Any:
-    """Wrap vLLM's asynchronous function as `wrap_render_chat` does; besides, no route begins a text
-    twice."""
+    """Wrap vLLM's asynchronous function as `wrap_render_chat` does.
+
+    Besides, no route adds the beginning of a text twice.
+    """
     signature = inspect.signature(render_chat)
 
     @wraps(render_chat)
@@ -160,8 +165,10 @@ def _locate_errors(renderer: Any, request: Incoming) -> Iterator[None]:
 
 
 def guard_process_inputs(process_inputs: Any) -> Any:
-    """Wrap vLLM's step before its engine: check the request first, and let all of its items take
-    part in the exchange with the cache."""
+    """Make vLLM's last step before the engine check a request.
+
+    Besides, all items of the request take part in the exchange with the cache.
+    """
 
     @wraps(process_inputs)
     def admit_and_process(

@@ -157,8 +157,9 @@ class RequestPipeline:
                 self._proven_modalities.add(name)
 
     def _process_items_without_room(self, request: Request) -> None:
-        """Process the items that only the cache has, where it has no room for all of the request:
-        they must be at hand when other items of the request evict them.
+        """Process items that only the cache has, where it is too small for the request.
+
+        Other items of the request may evict them, so their fields must be at hand.
 
         Raises:
             InputError: the cache can never hold an item, before 0.29.
@@ -341,10 +342,9 @@ def exchange_with_cache(
     request: Request,
     make_process_again: Callable[[Request, Item], Callable[[], MultiModalKwargsItem]],
 ) -> None:
-    """Put the new items of a request into a cache of this process, and fill in the fields of the
-    others.
+    """Put new items into the cache, and fill in the fields of items that the cache has.
 
-    A cache of which the engine has a half moves when the request is sent: see
+    A cache of which the engine has a half changes when the request is sent: see
     `mmkit.vllm_api.exchange`. Until then, an `UnsentItem` stands for the fields of each item.
 
     Args:

@@ -42,8 +42,10 @@ _APPLY_SIGNATURE = inspect.signature(BaseMultiModalProcessor.apply)
 
 
 def _find_factor_names() -> list[str]:
-    """Return the options of a request, beside `mm_processor_kwargs`, on which the hashes of its
-    items depend: also those that mmkit does not know."""
+    """Return the options of a request on which the hashes of its items depend.
+
+    `mm_processor_kwargs` is not among them; options that mmkit does not know are.
+    """
     names = [option.name for option in fields(compat.ProcessorInputs)]
     not_factors = REQUEST_FIELDS - {"media_io_kwargs"}
     return [name for name in names if name not in not_factors]
@@ -164,8 +166,10 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
 
 
 class EncDecProcessor(EncDecMultiModalProcessor, Processor):
-    """Processes the requests of a spec with a `decoder_prompt`: items go into the encoder's
-    prompt."""
+    """Processes the requests of a spec with a `decoder_prompt`.
+
+    The items go into the encoder's prompt.
+    """
 
     @override
     def create_encoder_prompt(self, prompt: Any, *_items: Any, **_more: Any) -> Any:
