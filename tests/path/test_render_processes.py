@@ -22,14 +22,14 @@ from mmkit.rendering.pool import RenderProcesses
 from mmkit.testing import vllm_path
 from mmkit.testing.differences import find_difference
 from mmkit.vllm_api import offload
-from tests.path.test_gallery import subject
+from tests.path.test_gallery import open_subject
 from tests.profiles import scaled
 from tests.unit.common import CONFIG, expect_refusal, make_modality
 
 
 def requests_are_the_same(name):
     """With and without a cache, whose items come again."""
-    processor = subject(name).processor
+    processor = open_subject(name).processor
 
     async def theirs(prompt: dict[str, Any], cache: Any) -> Any:
         """As vLLM's renderer goes from a tokenized prompt to the engine's input."""
@@ -37,7 +37,7 @@ def requests_are_the_same(name):
         return vllm_path.render(processor, prompt["prompt_token_ids"], data, kwargs, cache)
 
     @settings(max_examples=scaled(6), deadline=None)
-    @given(st.lists(subject(name).requests(), min_size=1, max_size=3), st.booleans())
+    @given(st.lists(open_subject(name).requests(), min_size=1, max_size=3), st.booleans())
     def same(requests, with_cache):
         here_cache, there_cache = (
             vllm_path.Caches(processor, 1.0, pair=False).sender if with_cache else None for _ in range(2)

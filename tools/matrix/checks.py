@@ -246,14 +246,14 @@ def _iterate_subjects(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     """Yield each spec of the project that this version takes, and the requests for it."""
     from tests import hf_law
     from tests.oracles import SYSTEMS
-    from tests.path.test_gallery import subject
+    from tests.path.test_gallery import open_subject
 
     for name in list(SYSTEMS) + list(hf_law.EXAMPLES):
         with outcome.count(name):
             if name in hf_law.EXAMPLES:
                 instance = hf_law.EXAMPLES[name]()
             else:
-                instance = subject(name)
+                instance = open_subject(name)
             # the block counts one, and a subject is no law
             outcome.specs[name] -= 1
             yield name, instance
