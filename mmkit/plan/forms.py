@@ -8,7 +8,7 @@ are no danger: vLLM leaves a batched field in a list, and pads a flat one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,10 +83,12 @@ class FieldForms:
                     raise InputError(where, f"{expected}, as all items have", str(form), remedy)
 
     def _find(self) -> Mapping[str, Form]:
-        returned_names = {name for name, field in self.fields.items() if not field.is_derived}
+        """Process items, small ones first, until each returned field has a form."""
         forms: dict[str, Form] = {}
         # a small item takes little time, but may leave a list empty; larger ones follow
-        for value in (*reversed(self.item_type.small()), *self.item_type.candidates()):
+        values = list(reversed(self.item_type.small()))
+        values += self.item_type.candidates()
+        for value in values:
             try:
                 fields = self._processor.process_spec_item(value)
                 forms_of_item = self.of_item(fields)
@@ -96,17 +98,25 @@ class FieldForms:
                 continue
             for name, form in forms_of_item.items():
                 forms.setdefault(name, form)
-            if forms.keys() >= returned_names:
+            if self._has_all_returned(forms):
                 break
+        # in the order of the fields: `check` names the first that differs
         return {name: forms[name] for name in self.fields if name in forms}
+
+    def _has_all_returned(self, forms: Mapping[str, Form]) -> bool:
+        """Return whether each field that `process` returns has a form."""
+        for name, declared in self.fields.items():
+            if not declared.is_derived and name not in forms:
+                return False
+        return True
 
 
 class Form(NamedTuple):
     """The form of a part.
 
     Attributes:
-        dtypes: those of its tensors and arrays; none where it holds Python values alone.
-        devices: those of its tensors.
+        dtypes: the dtypes of its tensors and arrays; none where it holds only Python values.
+        devices: the devices of its tensors.
         layouts: how its tensors lie in memory.
         rank: the number of dimensions of a tensor of a flat field; None for a list of rows, and for
             other fields.
@@ -120,35 +130,43 @@ class Form(NamedTuple):
     def __str__(self) -> str:
         if not self.dtypes:
             return "no tensor"
-        dtypes = " and ".join(sorted(str(dtype_name(dtype)) for dtype in self.dtypes))
-        text = f"a {dtypes} tensor" if self.devices else f"a {dtypes} array"
+        kind = "tensor" if self.devices else "array"
+        dtypes = _join_sorted(dtype_name(dtype) for dtype in self.dtypes)
+        text = f"a {dtypes} {kind}"
         if self.rank is not None:
             text += f" of {self.rank} dimension(s)"
         if not self.devices <= {torch.device("cpu")}:
-            text += f" on {' and '.join(sorted(map(str, self.devices)))}"
+            text += f" on {_join_sorted(self.devices)}"
         if not self.layouts <= {torch.strided}:
-            text += f" in {' and '.join(sorted(map(str, self.layouts)))}"
+            text += f" in {_join_sorted(self.layouts)}"
         return text
 
 
 def form_of(part: Any, declared: Field) -> Form | None:
-    """Return the form of an item's part of a field; None for one that is of every form: None, an
-    empty list, and Python values that an expression has."""
-    arrays = list(_arrays(part))
+    """Return the form of an item's part of a field.
+
+    None for a part that goes with every form: None, an empty list, and Python values that an
+    expression has.
+    """
+    arrays = _find_arrays(part)
     if not arrays and (declared.is_derived or part is None or part in ([], (), {})):
         return None
-    tensors = [array for array in arrays if isinstance(array, torch.Tensor)]
-    is_flat = isinstance(declared, Flat) and isinstance(part, torch.Tensor)
-    return Form(
-        frozenset(array.dtype for array in arrays),
-        frozenset(tensor.device for tensor in tensors),
-        frozenset(tensor.layout for tensor in tensors),
-        part.ndim if is_flat else None,
-    )
+    dtypes: set[torch.dtype | np.dtype[Any]] = set()
+    devices: set[torch.device] = set()
+    layouts: set[torch.layout] = set()
+    for array in arrays:
+        dtypes.add(array.dtype)
+        if isinstance(array, torch.Tensor):
+            devices.add(array.device)
+            layouts.add(array.layout)
+    rank = None
+    if isinstance(declared, Flat) and isinstance(part, torch.Tensor):
+        rank = part.ndim
+    return Form(frozenset(dtypes), frozenset(devices), frozenset(layouts), rank)
 
 
 def has_form(part: Any, form: Form) -> bool:
-    """Whether a part that is one tensor has a form; False where `form_of` has to tell."""
+    """Return whether a part that is one tensor has a form; False where `form_of` has to tell."""
     return (
         isinstance(part, torch.Tensor)
         and part.dtype in form.dtypes
@@ -159,12 +177,21 @@ def has_form(part: Any, form: Form) -> bool:
     )
 
 
-def _arrays(part: Any) -> Iterator[Any]:
-    """Yield the tensors and arrays in a part."""
+def _find_arrays(part: Any) -> list[torch.Tensor | np.ndarray[Any, Any]]:
+    """Return the tensors and arrays in a part."""
     if isinstance(part, (torch.Tensor, np.ndarray)):
-        yield part
-    elif isinstance(part, (list, tuple)):
-        for element in part:
-            yield from _arrays(element)
+        return [part]
+    elements: Collection[Any] = ()
+    if isinstance(part, (list, tuple)):
+        elements = part
     elif isinstance(part, Mapping):
-        yield from _arrays(list(part.values()))
+        elements = part.values()
+    arrays: list[torch.Tensor | np.ndarray[Any, Any]] = []
+    for element in elements:
+        arrays += _find_arrays(element)
+    return arrays
+
+
+def _join_sorted(values: Iterable[object]) -> str:
+    """Return values in the order of their names, for messages: ``float16 and float32``."""
+    return " and ".join(sorted(str(value) for value in values))

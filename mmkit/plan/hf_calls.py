@@ -25,12 +25,13 @@ _read_signature = lru_cache(inspect.signature)
 
 
 class LazyProcessor:
-    """The model's Hugging Face processor, loaded at its first use by an expression or a function:
-    many models have none.
+    """The model's Hugging Face processor, loaded at its first use by an expression or a function.
+
+    Many models have none.
 
     Args:
         load: loads it, with options as keyword arguments.
-        options: those `mm_processor_kwargs` of a request that configure it.
+        options: the `mm_processor_kwargs` of a request that configure it.
     """
 
     def __init__(self, load: Callable[..., Any], options: Mapping[str, Any] | None = None) -> None:
@@ -42,7 +43,7 @@ class LazyProcessor:
         """The processor itself."""
         return self._load(**self._options)
 
-    def configured_for(self, kind: ItemType) -> LazyProcessor:
+    def select_for(self, kind: ItemType) -> LazyProcessor:
         """Return the processor with only those options that concern the items of a type."""
         options = select_options(kind, self._options)
         if options == self._options:
@@ -60,8 +61,9 @@ class LazyProcessor:
 
 @dataclass(frozen=True, eq=False)
 class HFCall:
-    """The call of a Hugging Face processor, or of an object that is called like one, for the items
-    of one modality. Its signature is read once.
+    """The call of a Hugging Face processor for the items of one modality.
+
+    An object that is called like such a processor may take its place. Its signature is read once.
 
     Attributes:
         hf: the declaration.
@@ -71,7 +73,7 @@ class HFCall:
         item_type: the item type.
         part_names: vLLM's names of the parts of an item, as `HF.inputs` has them.
         static: the scope without an item.
-        modality_options: those `mm_processor_kwargs` of the plan that concern the modality.
+        modality_options: the `mm_processor_kwargs` of the plan that concern the modality.
         dtype: the dtype of the floats that are returned; None leaves them as they are.
     """
 
@@ -87,8 +89,10 @@ class HFCall:
 
     @cached_property
     def part(self) -> Any:
-        """What is called in place of the model's processor; None for that itself. It gets those of
-        the items that it has arguments for."""
+        """What is called in place of the model's processor; None for the processor itself.
+
+        It gets only the inputs that it has arguments for.
+        """
         return self._evaluate(self.hf.processor)
 
     @cached_property
@@ -98,8 +102,11 @@ class HFCall:
 
     @cached_property
     def options(self) -> Mapping[str, Any]:
-        """Those `mm_processor_kwargs` of a request that it gets: a part of a processor knows no
-        scopes; a whole one refuses an option that is in a scope and outside of it, too."""
+        """The `mm_processor_kwargs` of a request that it gets.
+
+        A part of a processor knows no scopes. A whole processor refuses an option that is both in a
+        scope and outside of it.
+        """
         if self.part is not None:
             return self.static.kwargs
         scoped_names: set[str] = set()
@@ -145,7 +152,7 @@ class HFCall:
         return processor  # type: ignore[no-any-return]
 
     def takes(self, name: str) -> bool:
-        """Whether the processor has an argument of some name."""
+        """Return whether the processor has an argument of this name."""
         return self._takes_any_name or name in self._argument_names
 
     def __call__(self, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -157,8 +164,11 @@ class HFCall:
         return map_values(self._cast, outputs)  # type: ignore[no-any-return]
 
     def make_arguments(self, values: Sequence[Any]) -> dict[str, list[Any]]:
-        """Return the processor's arguments for canonical items: the items, or for a record each of
-        their parts."""
+        """Return the processor's arguments for canonical items.
+
+        One argument has the items. For records, one argument for each part has that part of all
+        items.
+        """
         parts = self.item_type.parts
         if not parts:
             (argument,) = self._arguments
@@ -172,7 +182,10 @@ class HFCall:
     def _arguments(self) -> list[str]:
         """The processor's names of the parts of an item."""
         names = {"audios": "audio", **self.hf.inputs}
-        return [names.get(name, name) for name in self.part_names]
+        arguments: list[str] = []
+        for name in self.part_names:
+            arguments.append(names.get(name, name))
+        return arguments
 
     @cached_property
     def _parameters(self) -> Sequence[inspect.Parameter]:
@@ -191,7 +204,10 @@ class HFCall:
 
     @cached_property
     def _takes_any_name(self) -> bool:
-        return any(parameter.kind is parameter.VAR_KEYWORD for parameter in self._parameters)
+        for parameter in self._parameters:
+            if parameter.kind is parameter.VAR_KEYWORD:
+                return True
+        return False
 
     def _evaluate(self, value: Any) -> Any:
         with locate_errors(f"{self.where}, process"):
@@ -206,8 +222,9 @@ class HFCall:
 
 
 def call_together(batches: Mapping[HFCall, ItemBatch]) -> Mapping[str, Any]:
-    """Call a Hugging Face processor once for the items of all modalities that share the call, as
-    vLLM does: with those options of the request that the processor takes.
+    """Call a Hugging Face processor once for the items of all modalities that share the call.
+
+    As in vLLM, it gets the options of the request that it takes.
 
     Args:
         batches: canonical items, by the calls of their modalities, all with one `key`.
@@ -226,7 +243,7 @@ def call_together(batches: Mapping[HFCall, ItemBatch]) -> Mapping[str, Any]:
     try:
         return first({**inputs, **first.hf.kwargs}, options)
     except Exception as error:
-        where = ", ".join(call.where for call in batches)
+        where = ", ".join([call.where for call in batches])
         message = " ".join(str(error).split()).rstrip(".")
         got = f"{type(error).__name__}: {message}"
         if isinstance(error, ValueError):  # as Python has it for what is of the wrong value
@@ -257,12 +274,17 @@ def _make_inputs(first: HFCall, batches: Mapping[HFCall, ItemBatch]) -> dict[str
     """Return the arguments of one call for the items of several modalities."""
     inputs: dict[str, Any] = {}
     if first.text is not None:
-        inputs["text"] = first.text * sum(len(batch.values) for batch in batches.values())
+        num_items = 0
+        for batch in batches.values():
+            num_items += len(batch.values)
+        inputs["text"] = first.text * num_items
     for call, batch in batches.items():
         inputs.update(call.make_arguments(batch.values))
-    if first.part is None:
-        return inputs
-    return {name: value for name, value in inputs.items() if first.takes(name)}
+    if first.part is not None:
+        for name in list(inputs):
+            if not first.takes(name):
+                del inputs[name]
+    return inputs
 
 
 def _choose_options(call: HFCall) -> dict[str, Any]:
@@ -271,12 +293,14 @@ def _choose_options(call: HFCall) -> dict[str, Any]:
     if call.text is not None or "text" in call.hf.kwargs:
         # as many placeholders as items, however long they make it
         options.setdefault("truncation", False)
-    dropped = sorted(name for name in options if not call.takes(name))
-    for name in dropped:
-        del options[name]
-    if dropped:
+    unused_names: list[str] = []
+    for name in sorted(options):
+        if not call.takes(name):
+            unused_names.append(name)
+            del options[name]
+    if unused_names:
         processor_class = type(call.processor).__name__
-        logger.warning("%s takes none of the options %s", processor_class, dropped)
+        logger.warning("%s takes none of the options %s", processor_class, unused_names)
     if call.takes("return_tensors"):
         options.setdefault("return_tensors", "pt")
     return options

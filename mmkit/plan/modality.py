@@ -448,7 +448,7 @@ def bind_modality(
     options = select_options(spec.item, scope.kwargs)
     processor = scope.proc
     if isinstance(processor, LazyProcessor):
-        processor = processor.configured_for(spec.item)
+        processor = processor.select_for(spec.item)
     static = replace(scope, kwargs=flatten_options(spec.item, scope.kwargs), proc=processor)
     parts = _bind_parts(spec, where, static)
 

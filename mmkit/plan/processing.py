@@ -73,7 +73,7 @@ class FieldProcessor:
         """Return the processor for the items of requests, after its rehearsal."""
         return replace(self, is_rehearsing=False)
 
-    # -- some items --------------------------------------------------------------------------------
+    # -- items -------------------------------------------------------------------------------------
 
     def run(self, batch: ItemBatch) -> ProcessedFields:
         """Return the processed fields of canonical items.
@@ -89,11 +89,13 @@ class FieldProcessor:
         if not self.copies_outputs and not is_one_by_one:
             return self.finish(self._call_process(batch), batch)
         # all are called before any is finished: the function may write to its memory again
-        batches = batch.each()
-        outputs = [self._call_process(batch) for batch in batches]
+        single_items = batch.each()
+        outputs: list[Mapping[str, Any]] = []
+        for item in single_items:
+            outputs.append(self._call_process(item))
         processed: list[dict[str, Any]] = []
-        for raw, batch in zip(outputs, batches, strict=True):
-            processed += self.finish(raw, batch)
+        for raw, item in zip(outputs, single_items, strict=True):
+            processed += self.finish(raw, item)
         return processed
 
     def process_spec_item(self, value: Any) -> dict[str, Any]:
@@ -177,15 +179,21 @@ class FieldProcessor:
     # -- the dummy request -------------------------------------------------------------------------
 
     def make_zeros(self, batch: ItemBatch) -> ProcessedFields | None:
-        """Return the fields of the largest items, with zeros for what a Hugging Face processor
-        would make of them: it gets a small item only, which tells the dtypes.
+        """Return the fields of the largest items, with zeros in place of processed values.
 
-        None where the layout reads other fields than `from_facts`, where the spec does not state
-        the shape of a field, or where the field holds no pixels, which are floats or bytes.
+        The Hugging Face processor gets only a small item, which tells the dtypes. None where
+        `process` is something else, where a derived field depends on more than the facts of an
+        item, where the spec does not state the shape of a field, or where a field holds no pixels,
+        which are floats or bytes.
         """
-        shapes = {name: self.fields[name].shape for name in self._returned_names}
-        if self.hf_call is None or None in shapes.values():
+        if self.hf_call is None:
             return None
+        shapes: dict[str, Any] = {}
+        for name in self._returned_names:
+            shape = self.fields[name].shape
+            if shape is None:
+                return None
+            shapes[name] = shape
         if len(shapes) + len(self.from_facts) != len(self.fields):
             return None
         if not dependencies(shapes):  # of one shape, a small item takes as long as the largest
@@ -200,11 +208,11 @@ class FieldProcessor:
                 if zeros is None:
                     return None
                 columns[name] = [zeros] * len(batch.values)
-        except SpecError:  # the processor takes no small item, or it alone tells a shape
+        except SpecError:  # the processor takes no small item, or only its output tells a shape
             return None
         return self.finish(columns, batch, is_in_parts=True)
 
-    # -- what is known without an item -------------------------------------------------------------
+    # -- what depends on no item -------------------------------------------------------------------
 
     @cached_property
     def from_facts(self) -> frozenset[str]:
@@ -230,7 +238,11 @@ class FieldProcessor:
     @cached_property
     def _returned_names(self) -> Sequence[str]:
         """The names of the fields that `process` returns."""
-        return [name for name, field in self.fields.items() if not field.is_derived]
+        names: list[str] = []
+        for name, field in self.fields.items():
+            if not field.is_derived:
+                names.append(name)
+        return names
 
     @cached_property
     def _unpad(self) -> Mapping[str, Any]:
@@ -239,7 +251,9 @@ class FieldProcessor:
     @cached_property
     def _needs_scopes(self) -> bool:
         """Whether the fields of an item are split, computed or checked by its facts."""
-        return bool(self._unpad) or any(field.varies for field in self.fields.values())
+        if self._unpad:
+            return True
+        return any(field.varies for field in self.fields.values())
 
     @property
     def _item_type(self) -> ItemType:
@@ -309,7 +323,7 @@ class FieldProcessor:
         try:
             return field.derive_all(self.scopes.static, scopes)
         except (SpecError, ValueError):
-            # one by one, which tells the item that is refused
+            # item by item, so that the error names the one that is refused
             for position, scope in enumerate(scopes):
                 self._derive(field, scope, batch.index_of(position))
             raise
@@ -329,10 +343,10 @@ class FieldProcessor:
         """Compare the part of an item with the stated shape and dtype.
 
         Raises:
-            InputError: a Hugging Face processor has made other ones of an item, for example of a
-                float array in place of bytes. A spec of which all items are so is refused by its
-                largest item.
-            SpecError: a function of the spec has.
+            InputError: a Hugging Face processor has returned another shape or dtype, for example
+                because a caller sent a float array in place of bytes. A spec for which this holds
+                for every item is refused with its largest item.
+            SpecError: a function of the spec has returned another shape or dtype.
         """
         if self.hf_call is None:
             step.field.check(part, scope, index)
@@ -344,9 +358,11 @@ class FieldProcessor:
 
 
 def order_fields(fields: Mapping[str, Field]) -> list[str]:
-    """Return the names of fields in the order in which they are computed: those that `process`
-    returns, then derived ones, which may depend on them, then flat ones, whose sizes may depend on
-    both."""
+    """Return the names of fields in the order in which they are computed.
+
+    The fields that `process` returns come first. Derived fields, which may depend on them, follow.
+    Flat fields, whose sizes may depend on both, come last.
+    """
     returned: list[str] = []
     derived: list[str] = []
     flat: list[str] = []
@@ -365,9 +381,11 @@ def order_fields(fields: Mapping[str, Field]) -> list[str]:
 
 
 def find_fields_of_facts(fields: Mapping[str, Field]) -> frozenset[str]:
-    """Return the names of the derived fields that depend only on the facts of an item, directly or
-    by others of them: of ``a = derived(item.length)``, ``b = derived(fields.a)``, ``c = batched()``
-    and ``d = derived(fields.c)``, a and b."""
+    """Return the names of the derived fields that depend only on the facts of an item.
+
+    They may depend on each other. Of ``a = derived(item.length)``, ``b = derived(fields.a)``,
+    ``c = batched()`` and ``d = derived(fields.c)``, these are a and b.
+    """
     names: set[str] = set()
     for name in order_fields(fields):
         field = fields[name]
@@ -377,7 +395,7 @@ def find_fields_of_facts(fields: Mapping[str, Field]) -> frozenset[str]:
 
 
 def _reads_no_field_but(field: Field, names: set[str]) -> bool:
-    """Whether the value of a field reads no function, and no field but those of some names."""
+    """Return whether the value of a field reads no function, and only fields of these names."""
     for dependency in dependencies(field.value):
         if dependency.root == "function":
             return False
@@ -388,17 +406,23 @@ def _reads_no_field_but(field: Field, names: set[str]) -> bool:
 
 def rename_outputs(raw: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Return outputs of a Hugging Face processor under the names of fields."""
-    return {names.get(name, name): value for name, value in raw.items()}
+    outputs: dict[str, Any] = {}
+    for name, value in raw.items():
+        outputs[names.get(name, name)] = value
+    return outputs
 
 
 def _make_zeros(shape: Sequence[Any], small_part: Any) -> torch.Tensor | None:
-    """Return zeros of a shape, in the dtype of the part of a small item; None where these are no
-    pixels, or where the shape is not known."""
+    """Return zeros of a shape, in the dtype of the part of a small item.
+
+    None where the part holds no pixels, or where the shape is not known.
+    """
     dtype = getattr(small_part, "dtype", torch.int64)
     if not dtype.is_floating_point and dtype != torch.uint8:
         return None
-    if not all(type(size) is int for size in shape):
-        return None
-    # until somebody looks at it, numpy's memory costs no time, torch's does
+    for size in shape:
+        if type(size) is not int:
+            return None
+    # numpy gets zeroed memory of the system, which costs no time until it is read; torch fills it
     memory = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(memory).view(dtype).view(shape)
