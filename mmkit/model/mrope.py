@@ -68,7 +68,7 @@ def _find_grids(model: MultiModalModel, mm_features: Sequence[Any]) -> dict[int,
         mask = np.ones(feature.mm_position.length)
         if feature.mm_position.is_embed is not None:
             mask = feature.mm_position.is_embed.numpy()
-        for offset, grid in modality.layout_evaluator.grids(fields, mask):
+        for offset, grid in modality.layout_evaluator.evaluate_positions(fields, mask):
             grids[feature.mm_position.offset + offset] = grid
     return grids
 

@@ -26,8 +26,10 @@ MAX_CACHED_IDS = 1 << 20
 """Token ids of the layouts that are cached per modality, some ten megabytes."""
 
 MAX_KEY_VALUES = 256
-"""Values of the largest tensor that tells one layout from another: a layout that depends on more is
-evaluated for each item."""
+"""Values of the largest tensor that tells one layout from another.
+
+A layout that depends on more is evaluated for each item.
+"""
 
 MAX_NUMBERED_TARGETS = 64
 """Numbered targets (``<|image_1|>``) that are known before there is an item."""
@@ -74,18 +76,18 @@ class IndexedLayout(ItemLayout):
     It keeps the scope of the item, and with it the item's tensors, alive.
 
     Attributes:
-        here: the layout at the item's own index, which items of one geometry share.
+        layout_at_index: the layout at the item's own index, which items of one geometry share.
         scope: the scope of the item.
         evaluator: evaluates the layout in another scope.
     """
 
-    here: ItemLayout
+    layout_at_index: ItemLayout
     scope: Scope
     evaluator: LayoutEvaluator
 
     def for_index(self, index: int) -> ItemLayout:
         if self.scope.item.index == index:
-            return self.here
+            return self.layout_at_index
         facts = dict(vars(self.scope.item))
         facts["index"] = index
         return self.evaluator.evaluate(replace(self.scope, item=SimpleNamespace(**facts)))
@@ -171,7 +173,7 @@ class LayoutEvaluator:
         """Return the number of encoder rows of an item by its fields alone."""
         return self.evaluate(self._make_scope(fields)).tokens.num_embeds
 
-    def grids(self, fields: Mapping[str, Any], mask: Any) -> list[tuple[int, Any]]:
+    def evaluate_positions(self, fields: Mapping[str, Any], mask: Any) -> list[tuple[int, Any]]:
         """Return the M-RoPE positions of the encoder rows of an item.
 
         Args:
@@ -196,20 +198,22 @@ class LayoutEvaluator:
         positions_of_frame = np.indices((1, grid.height, grid.width)).reshape(3, -1)
         return [(start, positions_of_frame) for start in starts]
 
-    # -- what is known without an item -------------------------------------------------------------
+    # -- what depends on no item -------------------------------------------------------------------
 
     @cached_property
     def fields(self) -> frozenset[str] | None:
-        """The names of the processed fields that the layout or the targets read; None where a
-        function may read any."""
+        """The names of the processed fields that the layout or the targets read.
+
+        None where a function may read any.
+        """
         if self.is_opaque:
             return None
-        return _find_field_names(self._leaves_read)
+        return _find_field_names(self._dependencies)
 
     @cached_property
     def is_opaque(self) -> bool:
         """Whether a function makes the layout or a target: it may read anything."""
-        return any(dependency.root == "function" for dependency in self._leaves_read)
+        return any(dependency.root == "function" for dependency in self._dependencies)
 
     @cached_property
     def varies(self) -> bool:
@@ -219,7 +223,7 @@ class LayoutEvaluator:
     @cached_property
     def depends_on_index(self) -> bool:
         """Whether an item's layout or target may depend on its position among the items."""
-        return self.is_opaque or INDEX in self._leaves_read
+        return self.is_opaque or INDEX in self._dependencies
 
     @cached_property
     def reads_index(self) -> bool:
@@ -228,9 +232,11 @@ class LayoutEvaluator:
 
     @cached_property
     def depends_on_other_items(self) -> bool:
-        """Whether the layout or a target depends, by declaration, on an item's position or on the
-        number of items."""
-        return INDEX in self._leaves_read or COUNT in self._leaves_read
+        """Whether the layout or a target depends, by declaration, on the other items.
+
+        They decide an item's position and the number of items.
+        """
+        return INDEX in self._dependencies or COUNT in self._dependencies
 
     @cached_property
     def fixed_rows(self) -> int | None:
@@ -240,11 +246,10 @@ class LayoutEvaluator:
         return self.layout.lay(self.scopes.static).num_embeds
 
     def targets(self) -> dict[Target, bool]:
-        """Return the targets that are known without an item, each with whether it stands for items
-        only.
+        """Return the targets that depend on no item, each with whether it is reserved for items.
 
-        Numbered targets (``<|image_1|>``) and those with a special token do; an ordinary word may
-        also stand in a prompt without items.
+        Numbered targets (``<|image_1|>``) and targets with a special token are reserved. An
+        ordinary word may also stand in a prompt without items.
         """
         targets: dict[Target, bool] = {}
         for update in self.updates:
@@ -260,8 +265,7 @@ class LayoutEvaluator:
         return targets
 
     def prefixes(self) -> list[Target]:
-        """Return the prefixes after which layouts are inserted, as far as they are known without an
-        item."""
+        """Return the prefixes after which layouts are inserted, if they depend on no item."""
         prefixes = []
         for update in self.updates:
             if isinstance(update, Insert) and not update.dependencies():
@@ -269,7 +273,7 @@ class LayoutEvaluator:
         return prefixes
 
     def check_fixed_ids(self) -> None:
-        """Check the ids that are known without an item.
+        """Check the ids that depend on no item.
 
         Raises:
             SpecError: an item chooses placeholder ids; an id outside the vocabulary; a placeholder
@@ -287,23 +291,27 @@ class LayoutEvaluator:
     # -- machinery ---------------------------------------------------------------------------------
 
     @cached_property
-    def _leaves_read(self) -> frozenset[Dependency]:
+    def _dependencies(self) -> frozenset[Dependency]:
         """What the layout and the targets depend on."""
-        read = self.layout.dependencies()
+        leaves = self.layout.dependencies()
         for update in self.updates:
-            read |= update.dependencies()
-        return read
+            leaves |= update.dependencies()
+        return leaves
 
     @cached_property
     def _key_parts(self) -> Sequence[Expr]:
         """The expressions whose values tell one geometry from another."""
-        return [dependency.expr for dependency in self._leaves_read | dependencies(self.grid)]
+        leaves = self._dependencies | dependencies(self.grid)
+        return [dependency.expr for dependency in leaves]
 
     @cached_property
     def _grid_fields(self) -> frozenset[Any]:
         """The names of the fields that the grid reads."""
         names = _find_field_names(dependencies(self.grid))
-        return frozenset([None]) if names is None else names
+        if names is None:
+            # no scope has a field of this name: the grid is not evaluated with the layout
+            return frozenset([None])
+        return names
 
     def _look_up(self, scope: Scope) -> ItemLayout:
         # the grid may read fields that the layout does not need, and that are not computed yet
@@ -329,7 +337,9 @@ class LayoutEvaluator:
         self.guard.check_layout(tokens, self.where)
         if self.grid and has_grid_fields:
             self._evaluate_grid(scope, tokens)
-        updates = [self._resolve(update, scope) for update in self.updates]
+        updates: list[ResolvedUpdate] = []
+        for update in self.updates:
+            updates.append(self._resolve(update, scope))
         return ItemLayout(tokens, updates)
 
     def _resolve(self, update: Update, scope: Scope) -> ResolvedUpdate:
@@ -365,8 +375,12 @@ class LayoutEvaluator:
             count = min(count, self.limit)
         tok = self.scopes.static.tok
         if tok is not None:
-            texts = [update.find_text(scope) for scope in self._make_scopes_of_facts(count)]
-            tok.learn([text for text in texts if text])
+            texts: list[str] = []
+            for scope in self._make_scopes_of_facts(count):
+                text = update.find_text(scope)
+                if text:
+                    texts.append(text)
+            tok.learn(texts)
         return self._resolve_targets(update, count)
 
     def _resolve_targets(self, update: Replace, count: int) -> list[Target]:
@@ -381,11 +395,13 @@ class LayoutEvaluator:
 
     def _make_scopes_of_facts(self, count: int) -> list[Scope]:
         """Return scopes of items of which only the index is known."""
-        static = self.scopes.static
-        return [static.for_item(SimpleNamespace(index=index), None) for index in range(count)]
+        scopes: list[Scope] = []
+        for index in range(count):
+            scopes.append(self.scopes.static.for_item(SimpleNamespace(index=index), None))
+        return scopes
 
     def _is_special(self, target: Target) -> bool:
-        """Whether an ordinary text never contains a target."""
+        """Return whether an ordinary text never contains a target."""
         tok = self.scopes.static.tok
         if tok is None:
             return len(target) == 1
@@ -396,8 +412,13 @@ class LayoutEvaluator:
         return self.scopes.make(SimpleNamespace(), 0, fields)
 
     def _evaluate_grid(self, scope: Scope, tokens: ItemTokens) -> Grid:
-        """Return an item's grid, compared with the mask of its layout: one run of all its rows, or
-        one of each time."""
+        """Return an item's grid, after a check that it has the positions of the layout's rows.
+
+        The rows are one run, or one run for each step in time.
+
+        Raises:
+            SpecError: the grid has another number of positions.
+        """
         with locate_errors(f"{self.where}, positions"):
             values = [to_python(evaluate(part, scope)) for part in self.grid]
             sizes = []
@@ -405,7 +426,8 @@ class LayoutEvaluator:
                 sizes.append(to_whole(value, part, "a size of a grid"))
             time, height, width = sizes
             lengths = [length for _, length in tokens.runs]
-            if lengths not in ([time * height * width], [height * width] * time):
+            lengths_of_frames = [height * width] * time
+            if lengths != [time * height * width] and lengths != lengths_of_frames:
                 expected = f"embed() positions for a grid of {(time, height, width)}"
                 raise SpecError("layout", expected, f"runs of {lengths}")
         time_scale = values[3] if len(values) > 3 else 1
@@ -453,10 +475,10 @@ def _size_in_memo(layout: ItemLayout) -> int:
     return len(layout.tokens) + MAX_KEY_VALUES
 
 
-def _find_field_names(leaves_read: Iterable[Dependency]) -> frozenset[str] | None:
-    """Return the names of the fields that are read; None where all of them are."""
+def _find_field_names(leaves: Iterable[Dependency]) -> frozenset[str] | None:
+    """Return the names of the fields among dependencies; None where they are all fields."""
     names: set[str] = set()
-    for dependency in leaves_read:
+    for dependency in leaves:
         if dependency.root != "fields":
             continue
         if not dependency.keys:

@@ -403,7 +403,7 @@ def test_a_grid_is_compared_with_the_layout_of_each_item(layout, items):
             continue
         expected = f"spec.m, positions: layout: expected embed() positions for a grid of {grid}, got runs of {runs}."
         expect_refusal(SpecError, expected, evaluator.evaluate, scope)
-        expect_refusal(SpecError, expected, evaluator.grids, item_fields, list(tokens.mask))
+        expect_refusal(SpecError, expected, evaluator.evaluate_positions, item_fields, list(tokens.mask))
 
 
 def write_nine(items, scope):
