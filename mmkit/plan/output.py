@@ -66,7 +66,10 @@ class BoundOutput:
         _check_not_reserved(distinct, reserved, where)
         self.common = self.allowed[0] if len(distinct) == 1 else None
         num_common = 0 if self.common is None else len(self.common)
-        num_reserved = sum(token < vocab_size for token in reserved)
+        num_reserved = 0
+        for token in reserved:
+            if token < vocab_size:
+                num_reserved += 1
         self.allows_all = num_common == vocab_size - num_reserved
 
     @property
@@ -178,7 +181,8 @@ def _check_not_reserved(allowed: Iterable[range], reserved: Iterable[int], where
     """
     ranges = list(allowed)
     for token in sorted(reserved):
-        if any(token in ids for ids in ranges):
-            got = f"the placeholder id {token}"
-            remedy = "End the range before it, or begin behind it."
-            raise SpecError(where, "ids that may be sampled", got, remedy)
+        for ids in ranges:
+            if token in ids:
+                got = f"the placeholder id {token}"
+                remedy = "End the range before it, or begin behind it."
+                raise SpecError(where, "ids that may be sampled", got, remedy)

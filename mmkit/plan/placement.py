@@ -3,8 +3,9 @@
 mmkit places items in their order, or refuses the request. It recognises a layout that already
 stands in the prompt and leaves it as it is, so an expanded prompt is not expanded again.
 
-`place` is the way in. For each `PromptForm` a `_Search` finds what stands for each item, from left
-to right, and checks that nothing else in the prompt stands for one. `_Refusals` has the sentences.
+`place` is the entry point. For each `PromptForm` a `_Search` finds what stands for each item, from
+left to right, and checks that nothing else in the prompt stands for one. `_ErrorMaker` makes the
+errors.
 """
 
 from __future__ import annotations
@@ -79,9 +80,10 @@ class ItemLayout:
     @cached_property
     def caller_ids(self) -> list[Target]:
         """The ids that a caller writes for the item, by each update; none for an `insert`."""
-        return [
-            tuple(update.list_caller_ids(target, self.tokens)) for update, target in self.updates
-        ]
+        ids_by_update: list[Target] = []
+        for update, target in self.updates:
+            ids_by_update.append(tuple(update.list_caller_ids(target, self.tokens)))
+        return ids_by_update
 
     @property
     def unexpanded_ids(self) -> Target:
@@ -91,7 +93,11 @@ class ItemLayout:
     @cached_property
     def target_texts(self) -> list[str]:
         """The targets that the layout replaces, as texts; see `mmkit.language.layout.as_text`."""
-        return [as_text(target) for update, target in self.updates if isinstance(update, Replace)]
+        texts: list[str] = []
+        for update, target in self.updates:
+            if isinstance(update, Replace):
+                texts.append(as_text(target))
+        return texts
 
     @cached_property
     def leftover_texts(self) -> frozenset[str]:
@@ -118,7 +124,11 @@ class ItemLayout:
 
     @cached_property
     def _caller_texts(self) -> list[str]:
-        return [as_text(ids) for ids in self.caller_ids if ids]
+        texts: list[str] = []
+        for ids in self.caller_ids:
+            if ids:
+                texts.append(as_text(ids))
+        return texts
 
     @cached_property
     def _layout_and_target_texts(self) -> list[str]:
@@ -198,21 +208,21 @@ def place(
             another modality.
     """
     text = as_text(prompt)
-    refusals = _Refusals(prompt, text, layouts, where, reserved, tok)
+    errors = _ErrorMaker(prompt, text, layouts, where, reserved, tok)
     if len(forms) > 1 and forms[0] is PromptForm.EXPANDED:
         if not _may_be_expanded(text, layouts):  # nearly always
             forms = forms[1:]
     reason: _DoesNotFit | None = None
     for form in forms:
-        search = _Search(prompt, text, layouts, reserved, form, refusals)
+        search = _Search(prompt, text, layouts, reserved, form, errors)
         try:
             return search.run()
         except _DoesNotFit as does_not_fit:
-            # why a prompt is no mixed one would mislead a caller who wrote an unexpanded one
+            # a caller who wrote an unexpanded prompt would not understand why it is not mixed
             if reason is None or form is not PromptForm.MIXED:
                 reason = does_not_fit
     assert reason is not None
-    raise refusals.explain(reason)
+    raise errors.explain(reason)
 
 
 def describe_ids(ids: Sequence[int], tok: Vocabulary | None = None) -> str:
@@ -221,11 +231,17 @@ def describe_ids(ids: Sequence[int], tok: Vocabulary | None = None) -> str:
     if len(ids) > 1 and len(set(ids)) == 1:
         return f"{describe_ids(ids[:1], tok)} * {len(ids)}"
     is_short = len(ids) <= MAX_IDS_SHOWN
-    shown = ids if is_short else ids[:4]
-    text = tok.decode_target(shown).strip(" ") if tok is not None else ""
-    if text.strip():
-        return repr(text) if is_short else f"{text!r}... of {len(ids)} tokens"
-    return str(ids) if is_short else f"[{', '.join(map(str, shown))}, ... {len(ids)} ids]"
+    first_ids = ids if is_short else ids[:4]
+    text = ""
+    if tok is not None:
+        text = tok.decode_target(first_ids).strip(" ")
+    has_text = bool(text.strip())
+    if is_short:
+        return repr(text) if has_text else str(ids)
+    if has_text:
+        return f"{text!r}... of {len(ids)} tokens"
+    numbers = ", ".join([str(token) for token in first_ids])
+    return f"[{numbers}, ... {len(ids)} ids]"
 
 
 # -- the search ------------------------------------------------------------------------------------
@@ -293,8 +309,10 @@ class _Match:
 
 
 _PLACED_ITEM = chr(sys.maxunicode)
-"""Stands for a placed item between the remaining parts of a prompt, so that no text is seen across
-it. It is the one character that is no id."""
+"""Stands for a placed item between the remaining parts of a prompt.
+
+Without it, a text could match across two parts. It is the only character that is no id.
+"""
 
 
 class _Search:
@@ -310,14 +328,14 @@ class _Search:
         layouts: LayoutsByModality,
         reserved: Mapping[Target, str],
         form: PromptForm,
-        refusals: _Refusals,
+        errors: _ErrorMaker,
     ) -> None:
         self._prompt = prompt
         self._text = text
         self._layouts = layouts
         self._reserved = reserved
         self._form = form
-        self._refusals = refusals
+        self._errors = errors
         # Where each text is found next, `len(text)` for nowhere. The items of a modality mostly
         # share their texts, and each item asks for the next match of every modality: without this,
         # a text that comes late in the prompt is searched again for each item before it.
@@ -338,7 +356,10 @@ class _Search:
     def _find_items(self) -> list[_Match]:
         """Return what stands for each item, from left to right."""
         matches: list[_Match] = []
-        next_index = {modality: 0 for modality, items in self._layouts.items() if items}
+        next_index: dict[str, int] = {}
+        for modality, item_layouts in self._layouts.items():
+            if item_layouts:
+                next_index[modality] = 0
         cursor = 0
         while next_index:
             spans: dict[str, Span] = {}
@@ -371,9 +392,9 @@ class _Search:
         return span
 
     def _find_next_match(self, texts: Sequence[str], cursor: int) -> Span | None:
-        """Return the nearest match of one of some texts at or after the cursor; None for none.
+        """Return the nearest match of any of the texts at or after the cursor; None for no match.
 
-        Where two texts match at one position, the first of them is taken.
+        Where two texts match at one position, the match is that of the first text.
         """
         nowhere = len(self._text)
         nearest = nowhere
@@ -422,16 +443,21 @@ class _Search:
                 candidates.append(modality)
         if first in candidates and len(candidates) > 1:
             layout = self._layouts[candidates[0]][next_index[candidates[0]]]
-            raise self._refusals.ambiguous_layout(candidates[:2], layout)
+            raise self._errors.make_for_ambiguous_layout(candidates[:2], layout)
 
     def _check_leftovers(self, matches: Sequence[_Match]) -> None:
-        """Refuse what stands for an item in the part of the prompt that no item took."""
+        """Refuse what stands for an item where no item is placed.
+
+        Raises:
+            _TokensLeftOver: it is a target or a placeholder of a modality with items.
+            _TargetWithoutItem: it is a reserved target.
+        """
         remaining = self._remaining_text(matches)
         if not self._may_have_leftovers(remaining):  # nearly always
             return
         for modality, item_layouts in self._layouts.items():
             for layout in set(item_layouts):
-                if any(text in remaining for text in layout.leftover_texts):
+                if _contains_any(remaining, layout.leftover_texts):
                     raise _TokensLeftOver(modality)
         for target in self._reserved:
             if as_text(target) in remaining:
@@ -449,11 +475,13 @@ class _Search:
 
     def _may_have_leftovers(self, remaining: str) -> bool:
         """Return whether the first character of any leftover remains, a search in C for each."""
-        first_characters = {chr(target[0]) for target in self._reserved}
+        first_characters: set[str] = set()
+        for target in self._reserved:
+            first_characters.add(chr(target[0]))
         for item_layouts in self._layouts.values():
             for layout in set(item_layouts):  # most items of a modality share one
                 first_characters |= layout.first_leftover_characters
-        return any(character in remaining for character in first_characters)
+        return _contains_any(remaining, first_characters)
 
     def _check_targets_inside_layouts(self, matches: Sequence[_Match]) -> None:
         """Refuse a target inside a layout of another modality whose other ids would stay as text.
@@ -468,14 +496,23 @@ class _Search:
             return
         num_matched: list[int] | None = None
         for modality, item_layouts in self._layouts.items():
-            targets = [m for m in matches if m.modality != modality and self._is_target(m)]
+            targets = self._find_targets_of_others(modality, matches)
             target_texts = {self._text_of(target) for target in targets}
-            for layout_text in {layout.tokens.text for layout in set(item_layouts)}:
-                if not any(text in layout_text for text in target_texts):  # nearly always
+            layout_texts = {layout.tokens.text for layout in set(item_layouts)}
+            for layout_text in layout_texts:
+                if not _contains_any(layout_text, target_texts):  # nearly always
                     continue
                 if num_matched is None:
                     num_matched = self._count_matched_positions(matches)
                 self._check_targets_inside(modality, layout_text, targets, num_matched)
+
+    def _find_targets_of_others(self, modality: str, matches: Sequence[_Match]) -> list[_Match]:
+        """Return the matches of other modalities that are targets."""
+        targets: list[_Match] = []
+        for match in matches:
+            if match.modality != modality and self._is_target(match):
+                targets.append(match)
+        return targets
 
     def _check_targets_inside(
         self,
@@ -487,7 +524,7 @@ class _Search:
         """Refuse a target inside one layout, wherever that layout stands in the prompt.
 
         Args:
-            modality: that of the layout.
+            modality: the modality of the layout.
             layout_text: the layout.
             targets: the matches of other modalities that are targets, in prompt order.
             num_matched: see `_count_matched_positions`.
@@ -501,7 +538,7 @@ class _Search:
             if position < len(targets) and not is_all_matched:
                 target = targets[position]
                 if target.span.stop <= stop:
-                    raise self._refusals.target_inside_layout(target, modality, layout_text)
+                    raise self._errors.make_for_target_inside(target, modality, layout_text)
             start = self._text.find(layout_text, start + 1)
 
     def _count_matched_positions(self, matches: Sequence[_Match]) -> list[int]:
@@ -544,11 +581,16 @@ def find_anchor(layout: ItemLayout, prompt: Sequence[int]) -> Span | None:
     return None
 
 
-# -- the sentences ---------------------------------------------------------------------------------
+def _contains_any(text: str, parts: Collection[str]) -> bool:
+    """Return whether any of the parts stands in a text."""
+    return any(part in text for part in parts)
 
 
-class _Refusals:
-    """The sentences in which a prompt is refused."""
+# -- the errors ------------------------------------------------------------------------------------
+
+
+class _ErrorMaker:
+    """Makes the errors in which a prompt is refused."""
 
     def __init__(
         self,
@@ -569,20 +611,22 @@ class _Refusals:
     def explain(self, reason: _DoesNotFit) -> InputError:
         """Return the error for a prompt that has none of the forms."""
         if isinstance(reason, _TargetWithoutItem):
-            return self._target_without_item(reason.target)
+            return self._make_for_target_without_item(reason.target)
         if isinstance(reason, _ItemNotFound):
-            return self._item_not_found(reason.modality, reason.index)
+            return self._make_for_missing_item(reason.modality, reason.index)
         assert isinstance(reason, _TokensLeftOver)
-        return self._wrong_count(reason.modality, InputError)
+        return self._make_for_wrong_count(reason.modality, InputError)
 
-    def ambiguous_layout(self, modalities: Sequence[str], layout: ItemLayout) -> InputError:
+    def make_for_ambiguous_layout(
+        self, modalities: Sequence[str], layout: ItemLayout
+    ) -> InputError:
         """Return the error for a layout that items of several modalities have."""
-        where = ", ".join(f"{self._where}.{modality}" for modality in modalities)
+        where = ", ".join([f"{self._where}.{modality}" for modality in modalities])
         got = f"the layout {self._describe(layout.tokens.ids)}, which either has"
         remedy = "Send the prompt before it is expanded, or no item of the other."
         return InputError(where, "a prompt that tells their items apart", got, remedy)
 
-    def target_inside_layout(self, match: _Match, modality: str, layout_text: str) -> InputError:
+    def make_for_target_inside(self, match: _Match, modality: str, layout_text: str) -> InputError:
         """Return the error for a target inside a layout of another modality."""
         where = f"{self._where}.{match.modality}[{match.index}]"
         target = self._describe(self._prompt[match.span.start : match.span.stop])
@@ -591,13 +635,13 @@ class _Refusals:
         remedy = "Write one target per item, or send the prompt in which every layout stands."
         return InputError(where, "a target outside layouts", got, remedy)
 
-    def _target_without_item(self, target: Target) -> InputError:
+    def _make_for_target_without_item(self, target: Target) -> InputError:
         where = f"{self._where}.{self._reserved[target]}"
         got = f"the target {self._describe(target)} without its item"
         remedy = "Send the item, or leave the target out."
         return InputError(where, "one item per target", got, remedy)
 
-    def _item_not_found(self, modality: str, index: int) -> InputError:
+    def _make_for_missing_item(self, modality: str, index: int) -> InputError:
         layouts = self._layouts[modality]
         where = f"{self._where}.{modality}"
         update, target = layouts[index].updates[0]
@@ -606,15 +650,16 @@ class _Refusals:
             got = f"one that starts with {self._describe(self._prompt[: len(target)])}"
             return NotFound(where, expected, got)
         # item-numbered targets, or layouts of several lengths that the caller writes
-        if len({layout.unexpanded_ids for layout in layouts}) > 1:
+        distinct_ids = {layout.unexpanded_ids for layout in layouts}
+        if len(distinct_ids) > 1:
             word = _name_of_caller_ids(update)
             ids = self._describe(layouts[index].unexpanded_ids)
             expected = f"the {word} {ids} in the prompt, after those of the items before it"
             remedy = f"Write one {word} per item, in order."
             return NotFound(f"{where}[{index}]", expected, "none", remedy)
-        return self._wrong_count(modality, NotFound)
+        return self._make_for_wrong_count(modality, NotFound)
 
-    def _wrong_count(self, modality: str, error: type[InputError]) -> InputError:
+    def _make_for_wrong_count(self, modality: str, error: type[InputError]) -> InputError:
         """Return the error for more or fewer targets or placeholders than the items have."""
         layouts = self._layouts[modality]
         where = f"{self._where}.{modality}"
@@ -654,8 +699,12 @@ class _Refusals:
 
 
 def _count_among(ids: Sequence[int], among: Collection[int]) -> int:
-    """Return how many of the ids are among others."""
-    return sum(token in among for token in ids)
+    """Return how many ids are in a collection."""
+    count = 0
+    for token in ids:
+        if token in among:
+            count += 1
+    return count
 
 
 def _name_of_caller_ids(update: Update) -> str:

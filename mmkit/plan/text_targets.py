@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ..language.layout import Replace, Target, as_text
@@ -19,7 +19,7 @@ from .placement import LayoutsByModality
 
 
 def find_text_targets(layouts: LayoutsByModality, reserved: Mapping[Target, str]) -> set[Target]:
-    """Return the targets of several tokens, which the tokenizer may split otherwise in a prompt.
+    """Return the targets of several tokens, which a prompt may have as other tokens.
 
     Args:
         layouts: the layouts of the items, by modality.
@@ -50,7 +50,9 @@ def restore_text_targets(
         targets: their ids, as the tokenizer makes them of the texts by themselves.
         tok: the vocabulary.
     """
-    target_of_text = {tok.decode_target(target): target for target in targets}
+    target_of_text: dict[str, Target] = {}
+    for target in targets:
+        target_of_text[tok.decode_target(target)] = target
     if _has_only_whole_targets(prompt, target_of_text, tok):  # nearly always
         return prompt
     pieces = _PromptPieces(prompt, tok)
@@ -59,7 +61,7 @@ def restore_text_targets(
     end = 0  # in the text, of the target before
     for match in _find_texts(pieces.text, target_of_text):
         tokens = pieces.find_tokens(match.start(), match.end())
-        if any(tokens.overlaps(target) for target in whole_targets):
+        if tokens.overlaps_any(whole_targets):
             continue
         before = pieces.encode(end, match.start())
         if before is None:
@@ -76,13 +78,17 @@ def restore_text_targets(
 
 
 class _Range(NamedTuple):
-    """Some positions of a prompt, from `start` to before `stop`."""
+    """Positions of a prompt, from `start` to before `stop`."""
 
     start: int
     stop: int
 
-    def overlaps(self, other: _Range) -> bool:
-        return self.start < other.stop and other.start < self.stop
+    def overlaps_any(self, ranges: Sequence[_Range]) -> bool:
+        """Return whether one of the ranges has a position of this one."""
+        for other in ranges:
+            if self.start < other.stop and other.start < self.stop:
+                return True
+        return False
 
 
 def _has_only_whole_targets(
@@ -101,12 +107,13 @@ def _has_only_whole_targets(
 
 def _find_texts(text: str, target_of_text: Mapping[str, Target]) -> list[re.Match[str]]:
     """Return where the texts of targets stand in a text, without overlaps, the longest first."""
-    target_texts = [target_text for target_text in target_of_text if target_text.strip()]
-    if not target_texts:
+    patterns: list[str] = []
+    for target_text in sorted(target_of_text, key=len, reverse=True):
+        if target_text.strip():
+            patterns.append(re.escape(target_text))
+    if not patterns:
         return []
-    target_texts.sort(key=len, reverse=True)
-    pattern = "|".join(re.escape(target_text) for target_text in target_texts)
-    return list(re.finditer(pattern, text))
+    return list(re.finditer("|".join(patterns), text))
 
 
 def _find_whole_targets(prompt: list[int], targets: Collection[Target]) -> list[_Range]:
