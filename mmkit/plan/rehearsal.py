@@ -1,10 +1,9 @@
-"""The rehearsal of a modality: what its function and its layout make of a few items, before there
-is a request.
+"""The rehearsal of a modality: it processes and lays out a few items before the first request.
 
-vLLM caches processed items one by one, so the fields of an item must not depend on the items
-beside it, nor on earlier calls. Zeros hide such a dependence: divided by the largest value of a
-batch, they are zeros again. So the function also processes random items, small ones, alone and
-beside others.
+vLLM caches processed items one by one, so the fields of an item must not depend on the other items
+of its batch, nor on earlier calls. Zeros hide such a dependence: divided by the largest value of a
+batch, they are zeros again. So the function also processes small random items, each by itself and
+then together.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,11 +27,13 @@ from .modality import BoundModality, copy_outputs
 from .parsing import ItemBatch
 
 SIZE_FACTORS = (1, 32, 1024)
-"""By how much the small sizes of an item are multiplied, one after the other, until the function
-takes random items of these sizes."""
+"""By how much the small sizes of an item are multiplied.
+
+The factors are tried one after the other, until the function takes random items of these sizes.
+"""
 
 MAX_RANDOM_BYTES = 1 << 28
-"""The most bytes of a random item: several of them, and copies, are held at once."""
+"""The most bytes of a random item. Several items and their copies are in memory at once."""
 
 LAYOUT_EVALUATIONS = 8
 """How often a layout that is a function is evaluated for one item."""
@@ -41,11 +42,10 @@ _REMEDY = "Process each item by itself, or say by cacheable= when to keep the re
 
 
 def rehearse(modality: BoundModality) -> BoundModality:
-    """Try out a modality on a few items, where they need no Hugging Face processor: the largest and
-    the smallest item, and random ones.
+    """Try out a modality on a few items, unless these need the Hugging Face processor.
 
-    A random item that the function does not take, for example because it is no SMILES, says
-    nothing.
+    They are the largest item, the smallest item, and random items. A random item that the function
+    does not take, for example because it is no SMILES, says nothing.
 
     Returns:
         The modality. Where its function returns memory that it writes to again, what it returns is
@@ -59,25 +59,25 @@ def rehearse(modality: BoundModality) -> BoundModality:
         return modality
     largest = modality.item.candidates()[0]
     smallest = modality.item.smallest()
-    values: Sequence[Any]
-    if modality.field_processor.hf_call is not None:
-        values = next(_make_random_items(modality.item, largest), [])
-    else:
+    has_hf_call = modality.field_processor.hf_call is not None
+    if not has_hf_call:
         _process(modality, largest, "the largest item")
         for value in smallest[:1]:
             _process(modality, value, "the smallest item")
-        if isinstance(modality.spec.process, Identity):
-            values = next(_make_random_items(modality.item, largest), [])
-        else:
-            blanks = [largest, *smallest[:1], largest]
-            values, writes_again = _check_function(modality, blanks)
-            if writes_again:
-                modality = copy_outputs(modality)
-    _check_layout(modality, largest, smallest, values)
-    if modality.field_processor.hf_call is None:
+    random_values: Sequence[Any]
+    if has_hf_call or isinstance(modality.spec.process, Identity):
+        random_values = next(_make_random_items(modality.item, largest), [])
+    else:
+        blanks = [largest] + smallest[:1] + [largest]
+        rehearsal = _check_function(modality, blanks)
+        random_values = rehearsal.values
+        if rehearsal.writes_again:
+            modality = copy_outputs(modality)
+    _check_layout(modality, largest, smallest, random_values)
+    if not has_hf_call:
         _check_forms(modality)
-    # also where the largest item is made to fit the context, a mistake shows now
-    for value in (modality.largest.value, *smallest):
+    # `largest` fits the stated largest item to the context, which finds further mistakes now
+    for value in [modality.largest.value] + smallest:
         _check_rows_at_second_position(modality, value)
     return modality
 
@@ -96,13 +96,19 @@ def _process(modality: BoundModality, value: Any, words: str) -> None:
 
 
 def _make_random_items(item_type: ItemType, largest: Any) -> Iterator[list[Any]]:
-    """Yield random items in threes, of which the first and the last have the same sizes: small
-    ones, then larger ones, then those as large as the largest. The same ones every time."""
+    """Yield three random items at a time, of which the first and the last have the same sizes.
+
+    Small items come first, then larger ones, then items as large as the largest. The items are the
+    same in every run.
+    """
     generator = np.random.default_rng(0)
     for sizes, other_sizes in _choose_sizes(item_type, largest):
         num_bytes = max(item_type.num_bytes(sizes), item_type.num_bytes(other_sizes))
         if num_bytes <= MAX_RANDOM_BYTES:
-            yield [item_type.random(size, generator) for size in (sizes, other_sizes, sizes)]
+            first = item_type.random(sizes, generator)
+            other = item_type.random(other_sizes, generator)
+            last = item_type.random(sizes, generator)
+            yield [first, other, last]
 
 
 def _choose_sizes(item_type: ItemType, largest: Any) -> list[tuple[list[int], list[int]]]:
@@ -134,9 +140,9 @@ class _Result:
     """What the function of a spec returned for some items.
 
     Attributes:
-        values: the items, in place of those copies of them that the function received.
+        values: the items; the function received copies of them.
         raw: what it returned.
-        copied: a copy of that, made before the next call could write to its memory.
+        copied: a copy of `raw`, made before the next call could write to its memory.
     """
 
     values: Sequence[Any]
@@ -144,24 +150,33 @@ class _Result:
     copied: Mapping[str, Any]
 
 
+class _FunctionRehearsal(NamedTuple):
+    """What is known of the function of a spec after its rehearsal.
+
+    Attributes:
+        values: the items that it processed.
+        writes_again: whether it writes again to memory that it returned.
+    """
+
+    values: Sequence[Any]
+    writes_again: bool
+
+
 class _FunctionRaises(Exception):
     """The function of a spec raises for some items; the cause says what."""
 
 
-def _check_function(modality: BoundModality, blanks: Sequence[Any]) -> tuple[Sequence[Any], bool]:
-    """Compare what the function of a spec returns for random items, alone and together.
+def _check_function(modality: BoundModality, blanks: Sequence[Any]) -> _FunctionRehearsal:
+    """Compare what the function of a spec returns for random items, one by one and together.
 
     Args:
         modality: the modality.
         blanks: items of zeros, for a function that takes no random item. The first and the last
             have the same sizes.
 
-    Returns:
-        The items, and whether the function writes again to memory that it returned.
-
     Raises:
         SpecError: the function changes an item, returns what no model receives, or returns other
-            fields for an item beside others or after others.
+            fields for an item that it gets together with others or after others.
     """
     for values in _make_random_items(modality.item, blanks[0]):
         try:
@@ -170,18 +185,26 @@ def _check_function(modality: BoundModality, blanks: Sequence[Any]) -> tuple[Seq
             continue
         writes_again = _check_results(modality, values, results_alone)
         _check_finite(modality, results_alone)
-        return values, writes_again
-    writes_again = _check_results(modality, blanks, _call_with_each(modality, blanks))
-    return blanks, writes_again
+        return _FunctionRehearsal(values, writes_again)
+    results_alone = _call_with_each(modality, blanks)
+    writes_again = _check_results(modality, blanks, results_alone)
+    return _FunctionRehearsal(blanks, writes_again)
 
 
 def _call_with_each(modality: BoundModality, values: Sequence[Any]) -> list[_Result]:
-    """Call the function of a spec with the first item, the last, which has the same sizes, the
-    first again, and then the others."""
+    """Call the function of a spec with each item by itself.
+
+    The order is the first item, the last item, which has the same sizes, the first item again, and
+    then the items between them.
+    """
     first = values[0]
     last = values[-1]
-    order = [first, last, first, *values[1:-1]]
-    return [_call(modality, [value]) for value in order]
+    order = [first, last, first]
+    order += values[1:-1]
+    results: list[_Result] = []
+    for value in order:
+        results.append(_call(modality, [value]))
+    return results
 
 
 def _call(modality: BoundModality, values: Sequence[Any]) -> _Result:
@@ -206,10 +229,14 @@ def _call(modality: BoundModality, values: Sequence[Any]) -> _Result:
 
 
 def _check_results(
-    modality: BoundModality, values: Sequence[Any], results_alone: Sequence[_Result]
+    modality: BoundModality, values: Sequence[Any], results_alone: list[_Result]
 ) -> bool:
-    """Compare what the function of a spec returned for items that it got alone, see
-    `_call_with_each`, with what it returns for them together.
+    """Compare results for items by themselves with what the function returns for them together.
+
+    Args:
+        modality: the modality.
+        values: the items.
+        results_alone: the results of `_call_with_each`.
 
     Returns:
         Whether what it returns has to be copied.
@@ -218,8 +245,7 @@ def _check_results(
     results_together: list[_Result] = []
     if is_cached and modality.limit != 1:
         results_together = _call_together(modality, values)
-    raw_outputs = [result.raw for result in results_alone]
-    raw_outputs += [result.raw for result in results_together]
+    raw_outputs = [result.raw for result in results_alone + results_together]
     writes_again = _overlap(raw_outputs)
 
     fields = [_finish(modality, result)[0] for result in results_alone]
@@ -227,13 +253,15 @@ def _check_results(
     if not is_cached:
         return writes_again or _has_overlapping_items(results_together)
     # the order of `_call_with_each`
-    fields_of_first, fields_of_last, fields_again = fields[:3]
-    fields_of_others = fields[3:]
+    fields_of_first = fields[0]
+    fields_of_last = fields[1]
+    fields_again = fields[2]
+    fields_of_middle = fields[3:]
     _check_reads_content(modality, values[0], values[-1], results_alone)
     when = "when it was processed again, after another item"
     _compare(modality, fields_of_first, fields_again, when)
     if not writes_again:  # else each item is processed alone from now on
-        fields_alone = [fields_of_first, *fields_of_others, fields_of_last]
+        fields_alone = [fields_of_first] + fields_of_middle + [fields_of_last]
         for result in results_together:
             for value, got in zip(result.values, _finish(modality, result), strict=True):
                 expected = fields_alone[_find_index(values, value)]
@@ -242,10 +270,10 @@ def _check_results(
 
 
 def _call_together(modality: BoundModality, values: Sequence[Any]) -> list[_Result]:
-    """Call the function of a spec with items beside each other, in two orders.
+    """Call the function of a spec with all items together, in two orders.
 
     Raises:
-        SpecError: it does not take together what it takes alone.
+        SpecError: it does not take together the items that it takes one by one.
     """
     together = list(values[: modality.limit])
     try:
@@ -269,7 +297,7 @@ def _find_index(values: Sequence[Any], value: Any) -> int:
 
 
 def _finish(modality: BoundModality, result: _Result) -> Sequence[dict[str, Any]]:
-    """Return the fields of some items that were processed together."""
+    """Return the fields of items that were processed together."""
     return modality.field_processor.finish(result.copied, ItemBatch.whole(result.values))
 
 
@@ -311,12 +339,14 @@ def _check_finite(modality: BoundModality, results: Sequence[_Result]) -> None:
     """
     fields = [_finish(modality, result)[0] for result in results]
     for name in modality.fields:
-        floats = []
+        has_floats = False
+        has_finite = False
         for fields_of_item in fields:
             value = fields_of_item[name]
             if _is_floating(value) and value.numel():
-                floats.append(value)
-        if floats and not any(bool(value.isfinite().any()) for value in floats):
+                has_floats = True
+                has_finite = has_finite or bool(value.isfinite().any())
+        if has_floats and not has_finite:
             remedy = "A model gets zeros in place of rows that are not finite."
             expected = f"process to return finite values as {name}"
             raise SpecError(_where(modality), expected, "none for random items", remedy)
@@ -325,19 +355,18 @@ def _check_finite(modality: BoundModality, results: Sequence[_Result]) -> None:
 def _check_reads_content(
     modality: BoundModality, first: Any, second: Any, results: Sequence[_Result]
 ) -> None:
-    """Refuse a function that keeps its results by the sizes of items: it returns the very memory of
-    an earlier result for another item.
+    """Refuse a function that caches its results by the sizes of items.
 
-    A function that reads only the sizes, and so returns equal fields, has memory of its own for
-    each.
+    It returns the memory of an earlier result for another item. A function that reads only the
+    sizes also returns equal fields, but in new memory for each item.
 
     Raises:
-        SpecError: it does.
+        SpecError: the function does.
     """
     earlier = results[0]
     later = results[1]
-    is_kept = _overlap([earlier.raw, later.raw]) and _is_same(earlier.copied, later.copied)
-    if is_kept and not _is_same(first, second):
+    is_cached = _overlap([earlier.raw, later.raw]) and _is_same(earlier.copied, later.copied)
+    if is_cached and not _is_same(first, second):
         names = " and ".join(later.copied)
         expected = f"process to return {names} of each item, which is cached"
         got = "those of an earlier item of the same sizes"
@@ -354,8 +383,8 @@ def _compare(
     """
     for name, value in expected.items():
         if not _is_alike(value, got[name]):
-            same = f"process to return the same {name} for an item, which is cached"
-            raise SpecError(_where(modality), same, f"different values {when}", _REMEDY)
+            statement = f"process to return the same {name} for an item, which is cached"
+            raise SpecError(_where(modality), statement, f"different values {when}", _REMEDY)
 
 
 def _where(modality: BoundModality) -> str:
@@ -386,27 +415,30 @@ def _check_layout(
 
 
 def _check_rows(modality: BoundModality, tokens: ItemTokens, which: str) -> None:
-    """Refuse an item with more encoder rows than the largest one, unless its position or the other
-    items decide.
+    """Refuse an item with more encoder rows than the largest one.
+
+    No item is refused where its position or the other items decide its rows.
 
     Raises:
-        SpecError: says which item.
+        SpecError: names the item.
     """
-    rows, most = tokens.num_embeds, modality.stated_rows
+    rows = tokens.num_embeds
+    most = modality.stated_rows
     if rows <= most or modality.layout_evaluator.depends_on_other_items:
         return
     remedy = "State `largest=`, the shape of the item with the most."
     if modality.needs_fields:
         remedy = "The sizes of an item, of which `largest=` states the most, have to tell its rows."
-    expected, got = "the most encoder rows for the largest item", f"{most}, and {rows} for {which}"
+    expected = "the most encoder rows for the largest item"
+    got = f"{most}, and {rows} for {which}"
     raise SpecError(f"{modality.where}, item", expected, got, remedy)
 
 
 def _check_same_layout(modality: BoundModality, value: Any) -> None:
-    """Refuse a layout whose function returns others for one item when it is called again.
+    """Refuse a layout whose function returns another layout for an item when called again.
 
     Raises:
-        SpecError: it does.
+        SpecError: the function does.
     """
     (fields,) = modality.read_fields(ItemBatch.whole([value]))
     scope = modality.scopes.make(value, 0, fields)
@@ -423,9 +455,10 @@ def _check_same_layout(modality: BoundModality, value: Any) -> None:
 
 
 def _check_rows_at_second_position(modality: BoundModality, value: Any) -> None:
-    """Refuse a layout whose number of encoder rows depends on the position of an item that is
-    cached. The encoder makes the rows of a cached item once, for all of its positions, and vLLM
-    ends where some are missing.
+    """Refuse a layout whose number of encoder rows depends on the position of a cached item.
+
+    The encoder makes the rows of a cached item once, for all of its positions, and vLLM ends where
+    rows are missing.
 
     Raises:
         SpecError: names both numbers.
@@ -442,8 +475,9 @@ def _check_rows_at_second_position(modality: BoundModality, value: Any) -> None:
 
 
 def _check_forms(modality: BoundModality) -> None:
-    """Refuse a function of the spec whose fields have another form for the largest item than for a
-    small one, or a form that vLLM cannot batch.
+    """Refuse a function of the spec whose fields vLLM cannot batch.
+
+    They have another form for the largest item than for a small one, or are no dense tensors.
 
     Raises:
         SpecError: names the field.
@@ -485,13 +519,16 @@ def _is_floating(value: Any) -> bool:
 
 
 def _is_same(first: Any, second: Any) -> bool:
-    """Whether two values are the same, as far as they hold numbers and texts."""
+    """Return whether two values are the same, as far as they hold numbers and texts."""
     return _equal(first, second, _are_equal)
 
 
 def _is_alike(first: Any, second: Any) -> bool:
-    """Whether two values are the same but for rounding: floats by a thousandth of the largest, or
-    by four units in the last place of their dtype."""
+    """Return whether two values are the same but for rounding.
+
+    Floats may differ by a thousandth of the largest, or by four units in the last place of their
+    dtype.
+    """
     return _equal(first, second, _are_near)
 
 
@@ -523,8 +560,11 @@ def _are_near(first: torch.Tensor, second: torch.Tensor) -> bool:
 def _equal(
     first: Any, second: Any, are_equal: Callable[[torch.Tensor, torch.Tensor], bool]
 ) -> bool:
-    """Whether two values are equal: tensors of one shape and dtype by a function, numbers and texts
-    by Python; anything else is taken for equal."""
+    """Return whether two values are equal.
+
+    Tensors of one shape and dtype are compared by a function, numbers and texts by Python. Anything
+    else counts as equal.
+    """
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
         if first.dtype.kind not in "fiub" or second.dtype.kind not in "fiub":
             return True
@@ -537,11 +577,17 @@ def _equal(
     if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
         if len(first) != len(second):
             return False
-        return all(_equal(a, b, are_equal) for a, b in zip(first, second, strict=True))
+        for first_part, second_part in zip(first, second, strict=True):
+            if not _equal(first_part, second_part, are_equal):
+                return False
+        return True
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         if first.keys() != second.keys():
             return False
-        return all(_equal(first[key], second[key], are_equal) for key in first)
+        for key in first:
+            if not _equal(first[key], second[key], are_equal):
+                return False
+        return True
     if not _is_number_or_text(first) or not _is_number_or_text(second):
         return True
     is_nan = first != first and second != second
@@ -553,7 +599,7 @@ def _is_number_or_text(value: Any) -> bool:
 
 
 def _has_overlapping_items(results: Iterable[_Result]) -> bool:
-    """Whether the items of a field that is a list have a byte in common."""
+    """Return whether the items of a field that is a list have a byte in common."""
     for result in results:
         for part in result.raw.values():
             if isinstance(part, (list, tuple)) and _overlap(part):
@@ -562,5 +608,8 @@ def _has_overlapping_items(results: Iterable[_Result]) -> bool:
 
 
 def _overlap(parts: Iterable[Any]) -> bool:
-    """Whether the tensors or arrays of two parts have a byte in common."""
-    return any(share_memory(first, second) for first, second in combinations(parts, 2))
+    """Return whether the tensors or arrays of two parts have a byte in common."""
+    for first, second in combinations(parts, 2):
+        if share_memory(first, second):
+            return True
+    return False
