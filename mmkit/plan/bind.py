@@ -294,8 +294,7 @@ def _find_reserved_targets(
 
 
 def _find_tokens_of_items(guard: PlaceholderGuard, reserved: Iterable[Target]) -> set[int]:
-    """Return the tokens that stand for items in a prompt: placeholders, and targets of one
-    token."""
+    """Return the tokens that stand for items: placeholders, and targets of one token."""
     tokens = set(guard.ids)
     for target in reserved:
         if len(target) == 1:
@@ -304,8 +303,9 @@ def _find_tokens_of_items(guard: PlaceholderGuard, reserved: Iterable[Target]) -
 
 
 def _check_never_in_texts(spec: Declaration, guard: PlaceholderGuard, config: Any) -> None:
-    """Refuse placeholder ids that texts have: prompts with them would be refused, and no model
-    could sample them.
+    """Refuse placeholder ids that texts have.
+
+    Prompts with them would be refused, and no model could sample them.
 
     Without a tokenizer, the config says at which ids an answer ends; an output ends after as many
     ids as it has.

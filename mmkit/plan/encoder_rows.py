@@ -12,8 +12,10 @@ from ..language.items.base import describe_array
 
 
 def rows_field(modality: str) -> str:
-    """The field of the numbers of encoder rows, which `mmkit.MultiModalModel` compares; see
-    `BoundModality.sends_rows`."""
+    """Return the name of the field of the numbers of encoder rows.
+
+    `mmkit.MultiModalModel` compares them; see `BoundModality.sends_rows`.
+    """
     return f"mmkit_{modality}_rows"
 
 
@@ -23,7 +25,7 @@ _REMEDY = "Return one (rows, hidden_size) tensor per item."
 def encoder_rows(
     returned: Any, where: str, counts: Sequence[int | None] | None, width: int
 ) -> list[torch.Tensor]:
-    """The encoder rows of each item, a floating (rows, width) tensor.
+    """Return the encoder rows of each item, a floating (rows, width) tensor.
 
     Args:
         returned: a list of tensors, or one tensor with a dimension for the items.
@@ -46,7 +48,7 @@ def encoder_rows(
 def encoder_rows_or_zeros(
     returned: Any, where: str, counts: Sequence[int], zeros: torch.Tensor
 ) -> tuple[list[torch.Tensor], list[MmkitError]]:
-    """The encoder rows of each item, zeros where they are not what `encoder_rows` expects.
+    """Return the encoder rows of each item, zeros where they are not what `encoder_rows` expects.
 
     Args:
         returned: as for `encoder_rows`.
@@ -76,7 +78,7 @@ def encoder_rows_or_zeros(
 
 
 def _rows_of_items(returned: Any, where: str, counts: Sequence[int | None] | None) -> list[Any]:
-    """What an encoder returned, by item.
+    """Return what an encoder returned, by item.
 
     Raises:
         MmkitError: rows of another number of items, or of none.

@@ -81,8 +81,9 @@ class PlaceholderGuard:
         raise SpecError(f"{where}, layout", expected, repr(sorted(unguarded_ids)), remedy)
 
     def check_literals(self, ids: Collection[int], where: str, modality: str = "") -> None:
-        """Refuse placeholder ids where no item of their modality stands: in a prompt without items
-        of that modality, they would be placeholders without an item.
+        """Refuse placeholder ids where no item of their modality stands.
+
+        In a prompt without items of that modality, they would be placeholders without an item.
 
         Args:
             ids: ids that a part of the spec writes, and that receive no encoder row.

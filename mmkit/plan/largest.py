@@ -103,8 +103,11 @@ class LargestItemFinder:
     def _shrink_axes(
         self, item_type: ItemType, sizes: Sequence[int], first_axis: int
     ) -> LaidOutItem | None:
-        """Return the largest item that fits the context, with the first size made smaller, and as
-        long as it does not fit, the next one too; None if none fits."""
+        """Return the largest item that fits the context, with one size after another made smaller.
+
+        The first size shrinks to the largest value with which the item fits. Where none fits, it
+        becomes 1, and the next size shrinks. None if no item fits.
+        """
         bounds = [math.inf] * len(sizes)
         for offset in range(len(sizes)):
             axis = (first_axis + offset) % len(sizes)
@@ -123,10 +126,10 @@ class LargestItemFinder:
     def _find_last_fitting(
         self, steps: range, candidates: Callable[[int], list[Any]]
     ) -> LaidOutItem | None:
-        """Return the candidate of the last step that fits the context, by bisection; None if none
-        fits.
+        """Return the candidate of the last step that fits the context, found by bisection.
 
-        Candidates grow from step to step. One that is refused is taken for too small.
+        Candidates grow from step to step. One that the spec refuses counts as too small. None if no
+        candidate fits.
         """
         fitting: LaidOutItem | None = None
         begin = steps.start

@@ -57,8 +57,10 @@ class ItemBatch(NamedTuple):
 
 
 class Embedding(Fields):
-    """The fields of an item with precomputed embeddings: the rows under the first key, then the
-    fields that its layout reads."""
+    """The fields of an item with precomputed embeddings.
+
+    The rows are under the first key. The fields that its layout reads follow.
+    """
 
     @property
     def rows(self) -> torch.Tensor:
@@ -159,8 +161,9 @@ class ItemParser:
         return values
 
     def split_rows(self, fields: Mapping[str, Any]) -> list[Any]:
-        """Return the rows of each precomputed embedding that the model receives, (rows, hidden
-        size).
+        """Return the rows of each precomputed embedding that the model receives.
+
+        Each is a (rows, hidden size) tensor.
 
         Args:
             fields: the model's arguments, as vLLM batches them.
@@ -170,9 +173,11 @@ class ItemParser:
             return []
         if isinstance(self.embeds_as, Batched):
             return list(rows)
+        columns = [fields[name] for name in self.companions]
         sizes = []
-        for values in zip(*(fields[name] for name in self.companions), strict=True):
-            sizes.append(self.count_rows(dict(zip(self.companions, values, strict=True))))
+        for values in zip(*columns, strict=True):
+            companions = dict(zip(self.companions, values, strict=True))
+            sizes.append(self.count_rows(companions))
         return list(rows.split(sizes))
 
     def check_present(self, batch: ItemBatch, got: str) -> None:
@@ -198,8 +203,10 @@ class ItemParser:
             raise InputError(self.where, "fewer items", str(count), remedy)
 
     def _check_texts(self, value: Any, where: str) -> None:
-        """Refuse texts that spell placeholders: a `process` that calls the tokenizer would make
-        placeholders of them, for which there are no encoder rows.
+        """Refuse texts that spell placeholders.
+
+        A `process` that calls the tokenizer would make placeholders of them, for which there are no
+        encoder rows.
 
         Raises:
             InputError: names the text and the placeholder.
@@ -213,8 +220,9 @@ class ItemParser:
     def _parse_named_embeddings(
         self, data: Mapping[str, Any], hidden_size: int | None
     ) -> list[Embedding]:
-        """Return precomputed embeddings with the fields that their layout reads:
-        ``{"image_embeds": ..., "image_grid_thw": ...}``.
+        """Return precomputed embeddings with the fields that their layout reads.
+
+        Callers send ``{"image_embeds": ..., "image_grid_thw": ...}``.
 
         The rows are a list with one tensor per item, or, as vLLM's own classes take them with such
         fields, one (rows of all items, hidden size) tensor.
@@ -257,10 +265,13 @@ class ItemParser:
     def _parse_bare_embeddings(
         self, data: object, hidden_size: int | None
     ) -> list[Embedding] | None:
-        """Return precomputed embeddings in the forms of vLLM's own classes: one floating 3-D
-        tensor, or a list of 2-D tensors; None where the data holds raw items.
+        """Return precomputed embeddings in the forms of vLLM's own classes.
 
-        A tensor that may be a picture as well is refused.
+        They are one floating 3-D tensor, or a list of 2-D tensors. None where the data holds raw
+        items.
+
+        Raises:
+            InputError: a tensor may be a picture as well.
         """
         remedy = (
             f'Send embeddings as {{"{self.embeds_field}": ...}}, and pixels as uint8, '
