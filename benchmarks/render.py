@@ -127,7 +127,7 @@ def online(door: Any, chats: Sequence[Any]) -> None:
 
         await asyncio.gather(*map(one, chats))
 
-    with door._in_place():
+    with door.use_model_class():
         asyncio.run(all_of())
 
 

@@ -154,8 +154,8 @@ def doors() -> Doors:
     LlamaConfig(vocab_size=len(words), architectures=["ChatTwo"], **sizes).save_pretrained(folder)
     config = processors.load_config_for_spec(folder, enable_mm_embeds=True)
     made = Doors(processors.make_processor(TWO.classes, config))
-    made._model.mm_spec = TWO  # type: ignore[attr-defined]
-    made._model.get_placeholder_str = classmethod(MultiModalModel.get_placeholder_str.__func__)  # type: ignore[attr-defined]
+    made.model_class.mm_spec = TWO  # type: ignore[attr-defined]
+    made.model_class.get_placeholder_str = classmethod(MultiModalModel.get_placeholder_str.__func__)  # type: ignore[attr-defined]
     return made
 
 
@@ -178,7 +178,7 @@ def _interleaving(wanted: bool) -> Iterator[None]:
 def served(messages: Any, interleave: bool, **options: Any) -> tuple[list[int], dict[str, Any]]:
     """The ids and fields of vLLM's `LLM.chat`."""
     options["chat_template_kwargs"] = options.pop("more")
-    with _interleaving(interleave), doors()._in_place():
+    with _interleaving(interleave), doors().use_model_class():
         doors().llm.chat([messages], SamplingParams(), use_tqdm=False, **options)
     arrived = doors().last_prompt
     if arrived["type"] == "token":

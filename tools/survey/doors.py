@@ -40,6 +40,8 @@ class Doors:
     """The doors of one processor. vLLM's processor cache is off, its prefix cache on.
 
     Attributes:
+        llm: a `vllm.LLM` with an engine that only keeps the last prompt.
+        model_class: the class that vLLM takes for the model's.
         last_chat: the text of the last messages by the chat template, and the `mm_processor_kwargs`
             that their parts were read with (None where none are taken); None where the messages
             were refused.
@@ -50,11 +52,11 @@ class Doors:
     def __init__(self, processor: Any) -> None:
         # the sender of a cache keeps no fields of what the engine has
         config = copy_config(processor, mm_processor_cache_gb=0)
-        self._model_class = _make_model_class(processor)
+        self.model_class = _make_model_class(processor)
         self._engine = _Engine(VllmConfig(model_config=config))
         # off for some models and platforms, as latent attention on CPUs: hashes are made up then
         self._engine.vllm_config.cache_config.enable_prefix_caching = True
-        with self._in_place():
+        with self.use_model_class():
             renderer = renderer_from_config(self._engine.vllm_config)
         self._engine.renderer = renderer
         renderer.render_messages = self._record_chats(renderer.render_messages)
@@ -68,14 +70,14 @@ class Doors:
             chat_template=None,
         )
 
-    def _in_place(self) -> Any:
+    def use_model_class(self) -> Any:
         """Return a block in which vLLM finds the model class."""
 
         def get_model_cls(config: Any) -> type:
-            return self._model_class
+            return self.model_class
 
         def get_model_architecture(config: Any) -> tuple[type, str]:
-            return self._model_class, self._model_class.__name__
+            return self.model_class, self.model_class.__name__
 
         return mock.patch.multiple(
             model_loader,
@@ -112,14 +114,14 @@ class Doors:
         }
         if uuids is not None:
             request["multi_modal_uuids"] = uuids
-        with self._in_place():
+        with self.use_model_class():
             self.llm.generate([request], SamplingParams(), use_tqdm=False)
         return self._engine.outcome()
 
     def chat(self, message: Sequence[Any], template: str, kwargs: Mapping[str, Any]) -> Outcome:
         """Return the request that `LLM.chat` passes to the engine for one message of parts."""
         self.last_chat = None
-        with self._in_place():
+        with self.use_model_class():
             self.llm.chat(
                 [{"role": "user", "content": list(message)}],
                 SamplingParams(),
