@@ -94,12 +94,12 @@ def _print_comparison(comparison: Comparison) -> None:
     result = f"The same of {count_noun(comparison.requests, 'request')}"
     if comparison.refused:
         result += f", {comparison.refused} of them refused by both"
-    if comparison.known:
-        result += f", but for {count_noun(comparison.known, 'known difference')}"
+    if comparison.known_differences:
+        result += f", but for {count_noun(comparison.known_differences, 'known difference')}"
     console.print(Text.assemble(("✓ ", "green"), f"{result}."))
-    if comparison.taken:
-        note = f"The class refuses {len(comparison.taken)} that the spec takes, as: "
-        console.print(Text.assemble(("– ", "dim"), note, comparison.taken[0]))
+    if comparison.refused_by_class:
+        note = f"The class refuses {len(comparison.refused_by_class)} that the spec takes, as: "
+        console.print(Text.assemble(("– ", "dim"), note, comparison.refused_by_class[0]))
 
 
 def _load_requests(file: Path, plan: Plan) -> list[Given]:

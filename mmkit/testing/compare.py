@@ -29,17 +29,17 @@ class Comparison:
     Attributes:
         requests: number of compared requests; ids and text count separately.
         refused: number of requests that both refuse.
-        taken: sentences of the requests that the spec accepts and the class refuses. This is no
+        refused_by_class: sentences of the requests that only the class refuses. This is no
             difference: hand-written classes fail on many well-formed requests.
-        known: number of requests with a difference that was known.
+        known_differences: number of requests with a difference that was known.
         difference: the first other difference, as a sentence; empty for none.
     """
 
     requests: int = 0
     refused: int = 0
-    known: int = 0
+    known_differences: int = 0
     difference: str = ""
-    taken: list[str] = field(default_factory=list)
+    refused_by_class: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return not self.difference
@@ -161,7 +161,7 @@ def _compare_request(
         if isinstance(of_spec, str):
             comparison.refused += 1
         else:
-            comparison.taken.append(f"{of_class}\n    {request!r}")
+            comparison.refused_by_class.append(f"{of_class}\n    {request!r}")
         return
     difference = _find_difference(of_class, of_spec)
     if difference is None:
@@ -169,7 +169,7 @@ def _compare_request(
     sentence = f"{difference}\n    {request!r}"
     if not any(re.search(pattern, sentence) for pattern in known_patterns):
         raise Violation(sentence)
-    comparison.known += 1
+    comparison.known_differences += 1
 
 
 def _run_or_refuse(processor: Any, request: Given) -> vllm_path.Outcome | str:

@@ -208,7 +208,9 @@ class Case:
         request = f"\n    in {self.request!r}{self.before}" if self.request else ""
         raise Violation(f"{self.law.name}: {observation}{request}")
 
-    def same(self, first: Any, second: Any, what: str, where: str = "", **options: Any) -> None:
+    def check_equal(
+        self, first: Any, second: Any, what: str, where: str = "", **options: Any
+    ) -> None:
         """Fail if two outcomes, or parts of outcomes, differ.
 
         Args:

@@ -109,7 +109,7 @@ class Sample:
         """Return the item as a caller sends it."""
         raise NotImplementedError
 
-    def same(self) -> list[Any]:
+    def list_forms(self) -> list[Any]:
         """Return the same item in all containers."""
         return [self.value()]
 
@@ -182,7 +182,7 @@ class TensorSample(Sample):
     def value(self) -> Any:
         return _CONTAINERS[self.container](self.tensor())
 
-    def same(self) -> list[Any]:
+    def list_forms(self) -> list[Any]:
         values = []
         for container in containers(self.dtype, self.shape):
             values.append(_CONTAINERS[container](self.tensor()))
@@ -258,9 +258,9 @@ class RecordSample(Sample):
     def value(self) -> dict[str, Any]:
         return {name: part.value() for name, part in self.parts.items()}
 
-    def same(self) -> list[Any]:
+    def list_forms(self) -> list[Any]:
         """Return each part in all of its containers, and the parts in another order."""
-        forms = {name: part.same() for name, part in self.parts.items()}
+        forms = {name: part.list_forms() for name, part in self.parts.items()}
         count = max(len(of_part) for of_part in forms.values())
         values: list[dict[str, Any]] = []
         for index in range(count):
@@ -307,7 +307,7 @@ class ImageSample(Sample):
         picture.save(file, "PNG")
         return file.getvalue()
 
-    def same(self) -> list[Any]:
+    def list_forms(self) -> list[Any]:
         return [replace(self, container=container).value() for container in ("pil", "numpy")]
 
 

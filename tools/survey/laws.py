@@ -37,7 +37,7 @@ def doors(case: Case) -> None:
         return
     all_doors = open_doors(subject.processor)
     by_ids = all_doors.generate(request.prompt, request.data(), request.kwargs)
-    case.same(expected, by_ids, "the processor and LLM.generate, of ids")
+    case.check_equal(expected, by_ids, "the processor and LLM.generate, of ids")
     uuids = None
     if case.draw(st.booleans()):
         uuids = _make_uuids(request, "one")
@@ -54,7 +54,7 @@ def _compare_server_kwargs(case: Case, request: Request, expected: Any) -> None:
         outcome = run(server, request.prompt, request.data())
         what = f"options of a request and, for the {which} request, of the server"
         for part in ("ids", "ranges", "fields"):
-            case.same(getattr(expected, part), getattr(outcome, part), what, part)
+            case.check_equal(getattr(expected, part), getattr(outcome, part), what, part)
 
 
 def _make_uuids(request: Request, prefix: str) -> dict[str, list[str]]:
@@ -80,7 +80,7 @@ def _compare_uuids(
             case.fail(f"items of {modality} with other uuids have the same hash")
     with all_doors.without_caches():
         what = "with a cache and with none, items of one uuid"
-        case.same(hashes, hash_items(uuids), what, "hashes")
+        case.check_equal(hashes, hash_items(uuids), what, "hashes")
 
 
 def _compare_chat(case: Case, all_doors: Doors, request: Request, uuids: Any) -> None:
@@ -111,7 +111,7 @@ def _compare_chat(case: Case, all_doors: Doors, request: Request, uuids: Any) ->
         case.fail(f"LLM.chat reads parts with the options {options!r}")
     ids = tokenizer.encode(text, add_special_tokens=False)
     by_ids = case.attempt(all_doors.generate, ids, request.data(), request.kwargs, uuids)
-    case.same(by_ids, by_chat, f"the ids of a text and, by LLM.chat, the text {text!r}")
+    case.check_equal(by_ids, by_chat, f"the ids of a text and, by LLM.chat, the text {text!r}")
 
 
 @law(cost=3)
@@ -140,7 +140,7 @@ def names(case: Case) -> None:
         unnamed = case.attempt(run, subject.processor, prompt, data, kwargs)
         named = case.attempt(run, subject.processor, prompt, data, kwargs, caches, uuids=uuids)
         if unnamed and named:  # other items, or other kwargs, may not fit the prompt
-            case.same(replace(unnamed, hashes={}), replace(named, hashes={}), what)
+            case.check_equal(replace(unnamed, hashes={}), replace(named, hashes={}), what)
 
 
 def _list_surveyed() -> list[str]:

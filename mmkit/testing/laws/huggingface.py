@@ -44,7 +44,7 @@ def reference(case: Case) -> None:
     if _find_placeholders(outcome).isdisjoint(result["input_ids"]):
         raise NotApplicable("the Hugging Face processor writes no placeholders")
     where = f"the Hugging Face processor and vLLM, of {text!r}"
-    case.same(result["input_ids"], outcome.ids, where, "ids")
+    case.check_equal(result["input_ids"], outcome.ids, where, "ids")
     field = _find_different_field(result, outcome)
     if field:
         case.fail(f"{where}: the field {field!r} has other values")
@@ -59,7 +59,7 @@ def _list_plain_items(request: Request) -> dict[str, list[Any]]:
     items = {}
     for name, samples in request.items.items():
         if samples:
-            items[name] = [sample.same()[0] for sample in samples]
+            items[name] = [sample.list_forms()[0] for sample in samples]
     return items
 
 

@@ -83,7 +83,7 @@ def is_never_cached(subject: Subject, name: str) -> bool:
 def _check_other_content(case: Case, request: Request, name: str, outcome: Outcome) -> None:
     (sample,) = request.items[name]
     other: Sample = sample.other()
-    if not find_difference(sample.same()[0], other.same()[0]):
+    if not find_difference(sample.list_forms()[0], other.list_forms()[0]):
         return
     of_other = _attempt_value(case, request, name, other.value(), request.kwargs)
     if of_other and of_other.hashes[name] == outcome.hashes[name]:
@@ -115,7 +115,7 @@ def _check_other_options(case: Case, request: Request, name: str, outcome: Outco
 
 def _check_other_containers(case: Case, request: Request, name: str, outcome: Outcome) -> None:
     (sample,) = request.items[name]
-    for value in sample.same():
+    for value in sample.list_forms():
         container = type(value).__name__
         in_container = _attempt_value(case, request, name, value, request.kwargs)
         if in_container:
@@ -211,7 +211,7 @@ def _check_embeddings(case: Case, request: Request, outcome: Outcome, name: str,
             vllm_path.run, subject.processor, request.prompt, data, request.kwargs
         )
     if result:
-        case.same(outcome.ranges, result.ranges, "the raw item and its embeddings", "ranges")
+        case.check_equal(outcome.ranges, result.ranges, "the raw item and its embeddings", "ranges")
         return ""
     if result is None:
         reason = "taken for something else"

@@ -224,11 +224,11 @@ def outputs(case: Case) -> None:
     if form != form_of_smallest:
         case.fail(f"{what}: {form}, and of the smallest ids {form_of_smallest}")
     output.decode(other_ids)
-    case.same(array, decoded, f"{what}, before and after other ids are decoded", "array")
+    case.check_equal(array, decoded, f"{what}, before and after other ids are decoded", "array")
     if output.spec.encode is not None:
         again = output.decode(output.encode(array))
         if not output.spec.lossy:
-            case.same(array, again, f"{what}, before and after encode and decode", "array")
+            case.check_equal(array, again, f"{what}, before and after encode and decode", "array")
     _check_damaged_ids(case, output, ids)
 
 

@@ -260,7 +260,9 @@ def text(case: Case) -> None:
         _check_outside(case, replace(request, prompt=ids), of_ids)
     for route in ("renderer", "processor"):
         of_text = _attempt_prompt(case, request, text, direct=route == "processor")
-        case.same(of_ids, of_text, f"the ids of a text and, by the {route}, the text {text!r}")
+        case.check_equal(
+            of_ids, of_text, f"the ids of a text and, by the {route}, the text {text!r}"
+        )
 
 
 def _attempt_prompt(
@@ -364,7 +366,7 @@ def independence(case: Case) -> None:
         for index, sample in enumerate(samples):
             item = f"{name}[{index}]"
             alone = subject.run(subject.make_minimal_request(name, sample, request.kwargs))
-            case.same(
+            case.check_equal(
                 alone.values(name, 0),
                 together.values(name, index),
                 f"{item} alone and in this request",
@@ -421,7 +423,7 @@ def _check_round_trip(case: Case, request: Request) -> None:
         is_stacked = isinstance(values.batched, torch.Tensor)
         if was_list and is_stacked and len(before) == len(after):
             after = _cut_padding(before, after)
-        case.same(before, after, f"the field {field!r} before and after")
+        case.check_equal(before, after, f"the field {field!r} before and after")
 
 
 def _list_rows(value: Any) -> Any:
