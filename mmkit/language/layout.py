@@ -100,7 +100,7 @@ class Layout(Part):
         # without choices, the kinds are a mask of 0 and 1
         return ItemTokens(ids, kinds)
 
-    def allowed(self, scope: Scope) -> list[int | range]:
+    def list_allowed_ids(self, scope: Scope) -> list[int | range]:
         """Return the ids that may stand at each position of an output: one id, or a range.
 
         Raises:
@@ -126,11 +126,11 @@ class Layout(Part):
 
     def find_fixed_parts(self) -> list[ItemTokens]:
         """Find the parts of a bound layout that depend on no item."""
-        found: list[ItemTokens] = []
+        parts: list[ItemTokens] = []
         for part in _find_parts_with_ids(self):
             if isinstance(part, Fixed):
-                found.append(ItemTokens(part.ids, part.mask))
-        return found
+                parts.append(ItemTokens(part.ids, part.mask))
+        return parts
 
     def find_varying_parts(self) -> list[Layout]:
         """Find the parts of a bound layout in which an item chooses the placeholder ids."""

@@ -48,7 +48,7 @@ class BoundOutput:
         self._scope = scope
         where = f"{self.where}, layout"
         with locate_errors(where):
-            positions = spec.layout.allowed(scope)
+            positions = spec.layout.list_allowed_ids(scope)
         self.allowed: list[range] = []
         is_chosen: list[bool] = []
         for ids in positions:

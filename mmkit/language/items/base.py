@@ -220,13 +220,13 @@ class ItemType(Part):
         """
         items: list[Any] = []
         for sizes in self.largest:
-            scaled = self.scaled(sizes, fraction)
+            scaled = self.scale_sizes(sizes, fraction)
             if most:
                 scaled = [int(min(size, limit)) for size, limit in zip(scaled, most, strict=True)]
             items.append(self.blank(*self.nearest(scaled)))
         return items
 
-    def scaled(self, sizes: Sequence[int], fraction: float) -> list[int]:
+    def scale_sizes(self, sizes: Sequence[int], fraction: float) -> list[int]:
         """Return sizes that are smaller by a factor."""
         return [int(size * fraction) for size in sizes]
 
@@ -256,11 +256,14 @@ class ItemType(Part):
         Raises:
             InputError: sizes that belong to other kinds of items.
         """
-        others = [f"{name}={size}" for name, size in sizes.items() if name not in self.dummy_sizes]
-        if others:
+        foreign_sizes = []
+        for name, size in sizes.items():
+            if name not in self.dummy_sizes:
+                foreign_sizes.append(f"{name}={size}")
+        if foreign_sizes:
             expected = " and ".join(("a count", *self.dummy_sizes))
             remedy = "State other sizes as largest in the spec."
-            got = " and ".join(others)
+            got = " and ".join(foreign_sizes)
             raise InputError(f"{where}, limit_mm_per_prompt", expected, got, remedy)
         limits = [sizes.get(name, math.inf) for name in self.dummy_sizes]
         largest = []
@@ -318,8 +321,8 @@ def flatten_options(kind: ItemType, kwargs: Mapping[str, Any]) -> dict[str, Any]
     return options
 
 
-def repeated(values: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
-    """Return an array of a shape that repeats some values."""
+def repeat_values(values: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Return an array of a shape that repeats values in their order."""
     return np.resize(values, tuple(shape))
 
 

@@ -15,7 +15,7 @@ import torch
 from ...errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, as_expression, as_expressions, to_python
 from ..node import Converted, parameter
-from .base import GIB, ItemType, num_drawn, repeated
+from .base import GIB, ItemType, num_drawn, repeat_values
 from .pictures import check_file, pil, upright_rgb
 from .size import Between, Sizes, check_positive, check_size, is_number, sizes_of
 from .values import (
@@ -240,11 +240,11 @@ class Video(_Media):
             index=index, frames=len(frames), width=width, height=height, metadata=metadata
         )
 
-    def scaled(self, sizes: Sequence[int], fraction: float) -> list[int]:
+    def scale_sizes(self, sizes: Sequence[int], fraction: float) -> list[int]:
         # Fewer frames come first. They become smaller only where not even one is left.
         frames, *sides = sizes
         fraction_of_frame = min(1.0, frames * fraction)
-        return [int(frames * fraction)] + super().scaled(sides, fraction_of_frame)
+        return [int(frames * fraction)] + super().scale_sizes(sides, fraction_of_frame)
 
     def sizes(self, value: Any) -> tuple[int, ...]:
         frames, _ = _video_parts(value)
@@ -413,7 +413,7 @@ class Audio(_Media):
     def random(self, sizes: Sequence[int], generator: np.random.Generator) -> np.ndarray[Any, Any]:
         shape = self.nearest(sizes)
         samples = generator.uniform(-1, 1, num_drawn(shape)).astype(np.float32)
-        return repeated(samples, shape)
+        return repeat_values(samples, shape)
 
     def num_bytes(self, sizes: Sequence[int]) -> int:
         return 4 * sizes[0]
@@ -421,7 +421,7 @@ class Audio(_Media):
 
 def _random_pixels(shape: Sequence[int], generator: np.random.Generator) -> np.ndarray[Any, Any]:
     """Return random bytes of a shape."""
-    return repeated(generator.integers(0, 256, num_drawn(shape), dtype=np.uint8), shape)
+    return repeat_values(generator.integers(0, 256, num_drawn(shape), dtype=np.uint8), shape)
 
 
 def _resample_by_library(samples: np.ndarray[Any, Any], before: int, after: int, where: str) -> Any:

@@ -16,7 +16,7 @@ import torch
 from ...errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, Value, as_expression, as_expression_tuple, as_expressions
 from ..node import Converted, parameter
-from .base import ItemType, num_drawn, repeated
+from .base import ItemType, num_drawn, repeat_values
 from .memory import copy_if_shared
 from .size import Between, Size, Sizes, check_positive, check_size, ends, fits, shape_text, sizes_of
 from .values import (
@@ -283,7 +283,7 @@ class Tensor(ItemType):
         else:
             least, most = self._random_range()
             values = generator.integers(least, most, count, endpoint=True)
-        return torch.from_numpy(repeated(values, shape)).to(dtype)
+        return torch.from_numpy(repeat_values(values, shape)).to(dtype)
 
     def _random_range(self) -> tuple[int, int]:
         """Return the least and the most of a random integer."""
