@@ -61,7 +61,7 @@ def make_processor(subject: Subject) -> Processor:
         trust_remote_code=info.ctx.model_config.trust_remote_code,
         hf_processor=hf_processor,
         dtype=info.ctx.model_config.dtype,
-        mm_processor_kwargs=info.merged_kwargs({}),
+        mm_processor_kwargs=info.merge_kwargs({}),
     )
 
 

@@ -66,10 +66,10 @@ def check(classes: Iterable[type]) -> None:
             differences[difference.method] = difference
     if not differences:
         return
-    first, *others = differences.values()
+    first, *more = differences.values()
     remedy = REMEDY
-    if others:
-        names = ", ".join(difference.method for difference in others)
+    if more:
+        names = ", ".join(difference.method for difference in more)
         remedy = f"Different, too: {names}. {REMEDY}"
     where = f"{INSTALLED}, {first.method}"
     raise VllmApiError(where, first.expected, first.got, remedy)

@@ -47,7 +47,7 @@ class ProcessingInfo(BaseProcessingInfo):
         It is bound once, although vLLM makes a new info for each chat request.
         """
         config = self.get_hf_config()
-        kwargs = self.merged_kwargs({})
+        kwargs = self.merge_kwargs({})
         tokenizer = self.ctx.tokenizer
         if type(tokenizer) is object:  # what vLLM 0.11 has for none
             tokenizer = None
@@ -83,7 +83,7 @@ class ProcessingInfo(BaseProcessingInfo):
             remedy = "Load the part that it has in hf(processor=...)."
             raise SpecError("proc", expected, str(error).rstrip("."), remedy) from error
 
-    def merged_kwargs(self, kwargs: Mapping[str, object]) -> dict[str, Any]:
+    def merge_kwargs(self, kwargs: Mapping[str, object]) -> dict[str, Any]:
         """Return the `mm_processor_kwargs` of a request, merged with the server's.
 
         Not as `ctx.get_merged_mm_kwargs` does from 0.31: it drops an option without a scope for all

@@ -37,11 +37,12 @@ class UnmarkedModel(SupportsMultiModal):
                 return child
         raise LookupError("no part of the model embeds ids")
 
+    # each is a context that the model enters for a part
     @contextmanager
-    def _unmarked(self, *_: Any, **__: Any) -> Iterator[None]:
+    def _mark_nothing(self, *_: Any, **__: Any) -> Iterator[None]:
         yield
 
-    _mark_language_model = _mark_tower_model = _mark_composite_model = _unmarked
+    _mark_language_model = _mark_tower_model = _mark_composite_model = _mark_nothing
 
 
 ModelInterface: Any = (

@@ -65,7 +65,7 @@ def make_recipe(processor: Any) -> Recipe:
         "config": info.get_hf_config(),
         "tokenizer": info.ctx.tokenizer,
         "processor": hf_processor,
-        "kwargs": info.merged_kwargs({}),
+        "kwargs": info.merge_kwargs({}),
         "max_model_len": model_config.max_model_len,
         "dtype": model_config.dtype,
     }

@@ -140,7 +140,7 @@ class RequestPipeline:
         if not options:
             return self.plan
         processor = LazyProcessor(self._info.get_hf_processor, options)
-        return plan_for_options(self.plan, self._info.merged_kwargs(options), processor)
+        return plan_for_options(self.plan, self._info.merge_kwargs(options), processor)
 
     def _raise_if_spec_is_broken(self, items: Sequence[Item]) -> None:
         """Process the largest item of each modality, after items were refused.
