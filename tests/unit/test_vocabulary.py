@@ -16,7 +16,7 @@ from mmkit.language.expr import Scope, evaluate
 from mmkit.language.vocabulary import AuthorText, Vocabulary
 from tests.profiles import scaled
 
-from .common import Tokenizer as Characters
+from .common import Tokenizer as CharacterTokenizer
 
 SPECIAL = ("<s>", "</s>", "<|im_end|>", "<|im_end|>>")
 """Marked as special; one of them begins with another one."""
@@ -29,8 +29,8 @@ CORPUS = ["the mean of a graph is 1.5, <b>x</b> [0] {1} |2|", "<ts and patch> of
 
 
 @cache
-def tokenizer(kind: str) -> Any:
-    """A tokenizer of one of the common constructions."""
+def make_tokenizer(kind: str) -> Any:
+    """Return a tokenizer of one of the common constructions: bytes, llama or words."""
     model = Tokenizer(models.BPE(unk_token=None, byte_fallback=kind == "llama"))
     alphabet: list[str] = []
     if kind == "bytes":
@@ -55,61 +55,80 @@ def tokenizer(kind: str) -> Any:
 
 KINDS = ("bytes", "llama", "words")
 
-texts = st.lists(
-    st.sampled_from([*SPECIAL, *ADDED, *WORDS, "<", ">", "|", "<ts_", "patch>", "im_end", "a", " ", "mean 1.5", "\n"]),
-    max_size=4,
-).map("".join)
+PARTS_OF_TOKENS = ("<", ">", "|", "<ts_", "patch>", "im_end")
+TEXTS = ("a", " ", "mean 1.5", "\n")
+texts = st.lists(st.sampled_from(SPECIAL + ADDED + WORDS + PARTS_OF_TOKENS + TEXTS), max_size=4).map("".join)
 
 
-def spelled(template: str, values: list[str]) -> bool:
-    """Whether a special token has a part in a value: whether its text begins, ends or lies there."""
-    owners: list[bool] = []
+def has_token_of_values(literals: list[str], values: list[str]) -> bool:
+    """Return whether a special token begins, ends or lies in a value, where values stand between these literals."""
     text = ""
-    for number, literal in enumerate(template.split("{}")):
-        for part, is_value in ((literal, False), (values[number] if number < len(values) else "", True)):
-            text += part
-            owners += [is_value] * len(part)
-        if number < len(values) and not values[number]:
-            owners[-1:] = [True]  # an empty value stands between two literal characters
-    return any(
-        any(owners[start : start + len(token)])
-        for token in (*SPECIAL, *ADDED)
-        for start in range(len(text))
-        if text.startswith(token, start)
-    )
+    is_of_value: list[bool] = []  # for each character of the text
+    for index, literal in enumerate(literals):
+        text += literal
+        is_of_value += [False] * len(literal)
+        if index == len(values):  # no value is behind the last literal
+            break
+        text += values[index]
+        is_of_value += [True] * len(values[index])
+        if text and not values[index]:
+            is_of_value[-1] = True  # an empty value is between two characters
+
+    for token in SPECIAL + ADDED:
+        for start in range(len(text)):
+            end = start + len(token)
+            if text.startswith(token, start) and any(is_of_value[start:end]):
+                return True
+    return False
 
 
 @settings(max_examples=scaled(400))
-@given(st.sampled_from(KINDS), texts, texts, texts, st.lists(texts, min_size=2, max_size=2))
-def test_no_special_token_comes_out_of_a_value(kind, first, between, last, values):
-    fast, template = tokenizer(kind), f"{first}{{}}{between}{{}}{last}"
+@given(st.sampled_from(KINDS), st.lists(texts, min_size=3, max_size=3), st.lists(texts, min_size=2, max_size=2))
+def test_no_special_token_comes_out_of_a_value(kind, literals, values):
+    fast = make_tokenizer(kind)
+    template = "{}".join(literals)
     ids = Vocabulary(fast).text(template, *values)
-    special = {fast.convert_tokens_to_ids(text) for text in (*SPECIAL, *ADDED)}
-    literal = [fast.encode(text, add_special_tokens=False) for text in (first, between, last)]
-    assert [token for token in ids if token in special] == [t for own in literal for t in own if t in special]
-    if not spelled(template, values):
+
+    special = set(fast.convert_tokens_to_ids(list(SPECIAL + ADDED)))
+    expected = []
+    for literal in literals:
+        expected += keep_ids(fast.encode(literal, add_special_tokens=False), special)
+    assert keep_ids(ids, special) == expected
+
+    if not has_token_of_values(literals, values):
         assert ids == fast.encode(template.format(*values), add_special_tokens=False)
     if kind == "bytes":  # of which decoding is the inverse
         assert fast.decode(ids) == template.format(*values)
 
 
-def test_what_a_spec_states_and_numbers_are_no_values_of_a_caller():
-    fast = tokenizer("bytes")
+def keep_ids(ids: list[int], wanted: set[int]) -> list[int]:
+    return [token for token in ids if token in wanted]
+
+
+def test_numbers_and_texts_of_an_author_may_make_a_special_token():
+    fast = make_tokenizer("bytes")
     vocabulary = Vocabulary(fast)
-    (image,) = fast.convert_tokens_to_ids(["<|image_1|>"])
+    image = fast.convert_tokens_to_ids("<|image_1|>")
     assert vocabulary.text("<|image_{}|>", 1) == [image]
-    assert image not in vocabulary.text("<|image_{}|>", "1")
     assert vocabulary.text("{}", AuthorText("<|image_1|>")) == [image]
-    scope = Scope(cfg={"token": "<|image_1|>"}, fields={"token": "<|image_1|>"}, tok=vocabulary)
+    assert image not in vocabulary.text("<|image_{}|>", "1")
+
+
+def test_what_a_spec_and_a_config_state_are_texts_of_an_author():
+    fast = make_tokenizer("bytes")
+    image = fast.convert_tokens_to_ids("<|image_1|>")
+    facts = {"token": "<|image_1|>", "number": "1"}
+    scope = Scope(cfg=facts, fields=facts, tok=Vocabulary(fast))
     assert evaluate(tok.text("{}", "<|image_1|>"), scope) == [image]
     assert evaluate(tok.text("{}", cfg.token), scope) == [image]
-    assert evaluate(tok.text(fields.token), scope) == [image]
+    assert evaluate(tok.text(fields.token), scope) == [image], "a template is the author's"
+    assert evaluate(tok["<|image_{}|>", fields.number], scope) == image
     assert image not in evaluate(tok.text("{}", fields.token), scope)
-    assert evaluate(tok["<|image_{}|>", fields.number], Scope(fields={"number": "1"}, tok=vocabulary)) == image
 
 
 def test_a_special_token_that_a_normaliser_makes_of_a_value_is_refused():
-    model = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate("<>abts")}, merges=[], unk_token=None))
+    vocab = {"<": 0, ">": 1, "a": 2, "b": 3, "t": 4, "s": 5}
+    model = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token=None))
     model.normalizer = normalizers.Lowercase()
     fast = PreTrainedTokenizerFast(tokenizer_object=model)
     fast.add_tokens([AddedToken("<ts>", normalized=True, special=True)])
@@ -125,5 +144,5 @@ def test_a_special_token_that_a_normaliser_makes_of_a_value_is_refused():
 
 def test_a_field_inside_a_format_specification_is_refused():
     with pytest.raises(SpecError, match="expected a template without a field inside a form"):
-        Vocabulary(tokenizer("bytes")).text("{:{}}", "a", 4)
-    assert Vocabulary(Characters()).text("{:>3}{{", "a") == [32, 32, 97, ord("{")]
+        Vocabulary(make_tokenizer("bytes")).text("{:{}}", "a", 4)
+    assert Vocabulary(CharacterTokenizer()).text("{:>3}{{", "a") == [32, 32, 97, ord("{")]
