@@ -1,2 +1,4 @@
-"""The laws of `mmkit.testing` on vLLM's own processors: `python -m tools.survey`, or `make
-survey`."""
+"""The laws of `mmkit.testing` on vLLM's own processors.
+
+Run them with `python -m tools.survey`, or `make survey`.
+"""

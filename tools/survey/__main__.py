@@ -51,8 +51,10 @@ def main(
         int, typer.Option(min=0, help="Of the examples, while a finding has not been seen.")
     ] = DOUBLINGS,
 ) -> None:
-    """Check the laws on entries of the zoo, and tell where the stored page disagrees; status 1
-    if it does."""
+    """Check the laws on entries of the zoo, and report where the stored page disagrees.
+
+    The exit status is 1 if it does.
+    """
     settings.register_profile("survey", derandomize=True)
     settings.load_profile("survey")
     torch.set_num_threads(1)  # tiny tensors: more threads are five times slower on a busy machine

@@ -1,5 +1,4 @@
-"""vLLM's doors without an engine: what `LLM.generate` and `LLM.chat` make of a request, up to where
-it would be handed to the engine.
+"""vLLM's doors without an engine: what `LLM.generate` and `LLM.chat` would hand to the engine.
 
 The code is vLLM's own. Two things stand in for parts of it: an engine that keeps what reaches it,
 and a model class whose processor is the one under test.

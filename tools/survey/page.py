@@ -1,5 +1,7 @@
-"""What docs/data/laws-on-vllm.md, the page of its findings and that of the Transformers backend
-state, and how a violation is recognised as one of the findings."""
+"""What the pages of the survey state, and how a violation is recognised as a stated finding.
+
+The pages are docs/data/laws-on-vllm.md, that of its findings, and that of the Transformers backend.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Tiny checkpoints of models that vLLM knows: configuration, tokenizer and processor files, no
-weights.
+"""Tiny checkpoints of models that vLLM knows, without weights.
+
+They are configuration, tokenizer and processor files.
 
 `ZOO` names them, `checkpoint` writes one into a temporary folder, once per process, and `subject`
 is the processor that vLLM makes of it, with small random items. All sizes are tiny, so that a
