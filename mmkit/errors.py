@@ -193,7 +193,9 @@ def report_as_spec_error(item: str = "the largest item", remedy: str = "") -> It
 
 @contextmanager
 def report_as_options_error(where: str) -> Iterator[None]:
-    """Report every error as a mistake of the options of a request. An InputError stays as it is.
+    """Report every error as a mistake of the options of a request.
+
+    An InputError stays as it is.
 
     Args:
         where: names the options, for example ``robot, mm_processor_kwargs``.

@@ -21,7 +21,9 @@ again by themselves."""
 
 
 def load() -> None:
-    """Import the modules that MMKIT_MODULES names, separated by commas. Can be called again.
+    """Import the modules that MMKIT_MODULES names, separated by commas.
+
+    It can be called again.
 
     Raises:
         MmkitError: one of them cannot be found in this process.

@@ -47,7 +47,10 @@ def doctor() -> None:
 
 
 def examine() -> list[Finding]:
-    """Return the findings about the environment of this interpreter. Nothing is changed."""
+    """Return the findings about the environment of this interpreter.
+
+    Nothing is changed.
+    """
     findings: list[Finding] = []
     findings += _examine_versions()
     findings += _examine_vllm()

@@ -137,7 +137,10 @@ class Layout(Part):
         return [part for part in _find_parts_with_ids(self) if not isinstance(part, Fixed)]
 
     def _emit(self, scope: Scope) -> Emission:
-        """Evaluate in a scope. Every kind of layout has its own."""
+        """Evaluate in a scope.
+
+        Every kind of layout has its own implementation.
+        """
         raise NotImplementedError
 
     def _emit_within_bounds(self, scope: Scope) -> Emission:
@@ -195,7 +198,10 @@ def _are_integers(values: Sequence[Any]) -> bool:
 
 
 def _make_sequence(layouts: Sequence[Layout]) -> Layout:
-    """Return one layout after the other. Sequences among them are flattened."""
+    """Return a layout that places layouts one after the other.
+
+    Sequences among them are flattened.
+    """
     parts: list[Layout] = []
     for part in layouts:
         if isinstance(part, Sequenced):

@@ -1,4 +1,7 @@
-"""A modality: one kind of item, declared once. Everything that vLLM needs is derived from it."""
+"""A modality: one kind of item, declared once.
+
+Everything that vLLM needs is derived from the declaration.
+"""
 
 from __future__ import annotations
 

@@ -178,7 +178,10 @@ class RenderProcesses:
         return [process.pid.result(START_TIMEOUT) for process in list(self._all)]
 
     def close(self) -> None:
-        """End them. What waits is cancelled."""
+        """End the processes.
+
+        Calls that wait for a process are cancelled.
+        """
         self._threads.shutdown(wait=False, cancel_futures=True)
         while self._all:
             self._all.pop().end()

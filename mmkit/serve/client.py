@@ -251,7 +251,10 @@ class Session(AbstractContextManager["Session"]):
         return self._request(message, protocol.ChunkMessage, self._client.timeout)
 
     def close(self) -> None:
-        """End the session, and wait until the server has released it. Can be called again."""
+        """End the session, and wait until the server has released it.
+
+        It can be called again.
+        """
         with self._socket, suppress(MmkitError):  # the session ends in any case
             self._request(_CLOSE, protocol.ClosedMessage, GOODBYE_SECONDS)
 

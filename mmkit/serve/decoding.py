@@ -201,7 +201,10 @@ def parse_mistake(error: msgspec.ValidationError) -> Mistake:
 def _make_type_error(
     error: msgspec.ValidationError, kind: Any, raw: Any, where: str, names: Sequence[str]
 ) -> InputError:
-    """Return the refusal of a value of another type. The arguments are those of `decode_json`."""
+    """Return the refusal of a value of another type.
+
+    The arguments are those of `decode_json`.
+    """
     path, expected, got = parse_mistake(error)
     path = path.removeprefix("[...]")  # a value of a mapping, of which msgspec omits the key
     place = _join_path(where, path)

@@ -85,7 +85,10 @@ class LostItem(Exception):
 
 
 class _CacheMiss(Exception):
-    """The engine's cache lacks an item of a request, before any token. Rendering again sends it."""
+    """The engine's cache lacks an item of a request that has no token yet.
+
+    If the request is rendered again, the item is sent.
+    """
 
 
 class Engine:

@@ -162,7 +162,10 @@ def is_end_of_server(error: BaseException) -> bool:
 
 
 def make_response(error: BaseException, plan: Plan | None, route: str, **headers: str) -> Response:
-    """Return the answer of a refusal. The arguments are those of `make_info`."""
+    """Return the answer of a refusal.
+
+    The arguments are those of `make_info`.
+    """
     info = make_info(error, plan, route)
     body = msgspec.json.encode(ErrorBody(error=info))
     return Refusal(body, info.code, headers, media_type="application/json")

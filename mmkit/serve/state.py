@@ -65,7 +65,10 @@ class ServerState:
     # -- the server --------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Take no more requests. Can be called again, and from any thread."""
+        """Take no more requests.
+
+        It can be called again, and from any thread.
+        """
         self.is_stopping = True  # at once: the next step of vLLM's may break a request
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.stop_event.set)

@@ -241,7 +241,9 @@ for _ in range(MAX_DEPTH):
 
 
 class Decoder:
-    """Decodes the items of one request, and counts what they hold. Media become `Media`.
+    """Decodes the items of one request, and counts what they hold.
+
+    Media become `Media`.
 
     The methods take the JSON of a value, its path in errors, the item type, and the fields of
     precomputed embeddings, that of the rows first (`list_embeds_fields`). They raise `InputError`

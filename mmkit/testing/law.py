@@ -41,7 +41,10 @@ class NotDrawn(NotApplicable):
 
 
 class KitError(Verdict):
-    """mmkit's own code failed, so nothing is known of the law. The cause has the traceback."""
+    """mmkit's own code failed, so nothing is known of the law.
+
+    The cause has the traceback.
+    """
 
     status = "kit error"
 

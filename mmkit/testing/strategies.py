@@ -412,7 +412,10 @@ def items(kind: ItemType) -> SearchStrategy[Sample]:
 
 @items.register
 def _draw_images(kind: Image) -> SearchStrategy[Sample]:
-    """Shrinks towards seed 0, small sides, and a PIL image."""
+    """Return a strategy for images.
+
+    It shrinks towards seed 0, small sides, and a PIL image.
+    """
     names = ["pil", "numpy"]
     if kind.takes_only_pictures:
         names.append("chw")
@@ -421,13 +424,19 @@ def _draw_images(kind: Image) -> SearchStrategy[Sample]:
 
 @items.register
 def _draw_videos(kind: Video) -> SearchStrategy[Sample]:
-    """Shrinks towards seed 0, few frames and small sides."""
+    """Return a strategy for videos.
+
+    It shrinks towards seed 0, few frames and small sides.
+    """
     return _draw_media(VideoSample, kind, (8, 128, 128), st.just(kind.metadata))
 
 
 @items.register
 def _draw_audio(kind: Audio) -> SearchStrategy[Sample]:
-    """Shrinks towards seed 0 and a short length."""
+    """Return a strategy for sounds.
+
+    It shrinks towards seed 0 and a short length.
+    """
     rate = kind.rate and int(kind.rate)
     return _draw_media(AudioSample, kind, (1 << 15,), st.just(rate))
 
@@ -487,14 +496,20 @@ _MAX_EXTRA_SIZE = 64
 
 
 def _draw_size(least: int, most: int) -> SearchStrategy[int]:
-    """Return a strategy for sizes. Shrinks towards the least."""
+    """Return a strategy for sizes.
+
+    It shrinks towards the least size.
+    """
     ends = sorted({least, most})
     return st.sampled_from(ends) | st.integers(least, min(most, least + _MAX_EXTRA_SIZE))
 
 
 @items.register
 def _draw_tensors(kind: Tensor) -> SearchStrategy[Sample]:
-    """Shrinks towards seed 0, the smallest shape, and a torch tensor."""
+    """Return a strategy for tensors.
+
+    It shrinks towards seed 0, the smallest shape, and a torch tensor.
+    """
     bounds = kind.bounds()
     sizes = [_draw_size(bound.least, bound.most) for bound in bounds]
     names = containers(kind.dtype, [bound.least for bound in bounds])
@@ -514,14 +529,20 @@ def _draw_tensors(kind: Tensor) -> SearchStrategy[Sample]:
 
 @items.register
 def _draw_texts(kind: Text) -> SearchStrategy[Sample]:
-    """Shrinks towards seed 0 and a short text."""
+    """Return a strategy for texts.
+
+    It shrinks towards seed 0 and a short text.
+    """
     alphabet = st.just(kind.alphabet or ALPHABET)
     return st.builds(TextSample, SEEDS, _draw_size(kind.least, kind.most), alphabet)
 
 
 @items.register
 def _draw_records(kind: Record) -> SearchStrategy[Sample]:
-    """Shrinks as the parts do. The bound of a part may depend on the parts before it."""
+    """Return a strategy for records.
+
+    It shrinks as the parts do. The bound of a part may depend on the parts before it.
+    """
 
     @st.composite
     def draw_record(draw: Any) -> Sample:

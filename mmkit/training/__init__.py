@@ -1,4 +1,6 @@
-"""Specs as processors of transformers, for training. This package imports no vLLM.
+"""Specs as processors of transformers, for training.
+
+This package imports no vLLM.
 
 - `processor`: the base of the generated processors;
 - `padding`, `batch`: samples of a batch as tensors;

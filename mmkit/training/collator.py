@@ -54,10 +54,10 @@ class Collator:
         )
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> BatchFeature:
-        """Return the padded result of `Processor.__call__` for the prompts and their answers, and
+        """Return the padded result of `Processor.__call__` for the prompts and their answers.
 
-        - `labels`: int64 (samples, length), the ids of the answers, and -100 for prompts,
-          placeholders and padding.
+        Besides, it has `labels`: int64 (samples, length), the ids of the answers, and -100 for
+        prompts, placeholders and padding.
 
         Raises:
             InputError: a sample without an answer, an answer with a placeholder, or a prompt that

@@ -77,7 +77,9 @@ class Incoming:
         self._lock = threading.Lock()
 
     def spend_pixels(self, count: int) -> None:
-        """Count pixels that are about to be decoded. Threads may call it at the same time.
+        """Count pixels that are about to be decoded.
+
+        Threads may call it at the same time.
 
         Raises:
             TooManyPixels: the request has more than it may have.

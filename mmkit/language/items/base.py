@@ -35,7 +35,9 @@ long. A prime, so that the rows of an array do not repeat."""
 
 
 class ItemType(Part):
-    """Base of the item types. A bound item type holds numbers only.
+    """Base of the item types.
+
+    A bound item type holds numbers only.
 
     Attributes:
         ndim: the number of dimensions of an item as one array.

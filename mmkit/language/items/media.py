@@ -48,7 +48,10 @@ _MAX_UPSAMPLING = 16
 
 
 class _Media(ItemType):
-    """An item of one of vLLM's own modalities. Its fewest sizes are 1 each."""
+    """An item of one of vLLM's own modalities.
+
+    Each of its sizes is at least 1.
+    """
 
     largest: Converted[Sizes, Any] = parameter(as_expressions)  # type: ignore[misc]
 
