@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -45,32 +46,52 @@ ROBOT = ModelSpec("robot", Modality("actions", item=Tensor(shape=(2,)), layout=m
 
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Of a package in the package `robots`."""
-    for path in ("robots/__init__.py", "robots/arms/__init__.py", "robots/arms/spec.py"):
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text(SPEC if "spec" in path else "")
+    """The file of a spec, in a package in the package `robots`."""
+    arms = tmp_path / "robots" / "arms"
+    arms.mkdir(parents=True)
+    (arms.parent / "__init__.py").touch()
+    (arms / "__init__.py").touch()
+    (arms / "spec.py").write_text(SPEC)
     monkeypatch.syspath_prepend(str(tmp_path))
     with mock.patch.dict(os.environ):  # the command sets variables for its own process
-        yield tmp_path / "robots" / "arms" / "spec.py"
-    for name in [name for name in sys.modules if name.partition(".")[0] == "robots"]:
-        del sys.modules[name]
+        yield arms / "spec.py"
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "robots":
+            del sys.modules[name]
 
 
-def test_a_copy(spec: Path) -> None:
-    """All forms of imports are rewritten. A copy is not overwritten, which the command tells in one line; after it is
-    removed, there is a new one, with what is imported then."""
-    copy, root = spec.parents[1] / "_mmkit", Path(mmkit.__file__).parent
-    assert eject("robots") == [spec, copy]
+def test_imports_of_every_form_come_from_the_copy(spec: Path) -> None:
+    assert eject("robots") == [spec, spec.parents[1] / "_mmkit"]
     assert "mmkit.ModelSpec is ModelSpec" in spec.read_text()
-    own = import_module("robots.arms.spec").ROBOT.classes.processor
-    assert own.__module__ == "robots._mmkit.generated.robots.arms.spec.ROBOT"
-    files = {path.relative_to(copy).as_posix(): path.read_bytes() for path in copy.rglob("*.py")}
-    assert {"model/mixin.py", "generate.py", "vllm_api/models.py"} <= {*files}
-    assert not [name for name in files if name.startswith(("testing/", "cli/", "serve/"))]
-    assert all(text.endswith((root / name).read_bytes()) for name, text in files.items())
-    refused = CliRunner().invoke(app, ["eject", "robots"])
-    assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
-    assert refused.stderr.startswith(f"{copy}: expected no copy yet, got one. Remove it, and run the command again")
+    processor = import_module("robots.arms.spec").ROBOT.classes.processor
+    assert processor.__module__ == "robots._mmkit.generated.robots.arms.spec.ROBOT"
+
+
+def test_a_copy_has_the_files_that_a_package_needs_unchanged(spec: Path) -> None:
+    eject("robots")
+    copy = spec.parents[1] / "_mmkit"
+    root = Path(mmkit.__file__).parent
+    names = [path.relative_to(copy).as_posix() for path in copy.rglob("*.py")]
+    assert {"model/mixin.py", "generate.py", "vllm_api/models.py"} <= set(names)
+    for name in names:
+        assert not name.startswith(("testing/", "cli/", "serve/"))
+        # __init__.py begins with a header
+        assert (copy / name).read_bytes().endswith((root / name).read_bytes())
+
+
+def test_a_copy_is_not_overwritten(spec: Path) -> None:
+    eject("robots")
+    copy = spec.parents[1] / "_mmkit"
+    result = CliRunner().invoke(app, ["eject", "robots"])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"{copy}: expected no copy yet, got one. Remove it, and run the command again")
+
+
+def test_a_new_copy_has_what_is_imported_by_then(spec: Path) -> None:
+    eject("robots")
+    copy = spec.parents[1] / "_mmkit"
     shutil.rmtree(copy)
     spec.write_text(SPEC + "from mmkit.testing.subject import of_spec\n")
     assert "1 module:" in CliRunner().invoke(app, ["eject", "robots"]).stdout
@@ -86,7 +107,7 @@ def test_a_copy(spec: Path) -> None:
         ("import mmkit (", "robots", "spec.py: expected Python source, got invalid syntax"),
     ],
 )
-def test_what_is_refused(spec: Path, text: str, name: str, sentence: str) -> None:
+def test_a_package_that_cannot_be_rewritten_is_refused(spec: Path, text: str, name: str, sentence: str) -> None:
     spec.write_text(text)
     with pytest.raises(MmkitError, match=re.escape(sentence)):
         eject(name)
@@ -111,24 +132,28 @@ pickle.dump((type(processor).__module__, results), open("results", "wb"))
 
 def test_the_copy_makes_the_same_of_drawn_requests(tmp_path: Path) -> None:
     """Ids, ranges, hashes and fields; a package's laws come along."""
-    checkpoint, examples = SYSTEMS["llava"].checkpoint, tmp_path / "examples"
-    subject, requests, outcomes = of_spec(LLAVA_LIKE, checkpoint), [], []
+    checkpoint = SYSTEMS["llava"].checkpoint
+    subject = of_spec(LLAVA_LIKE, checkpoint)
+    requests: list[tuple[Any, ...]] = []
+    outcomes: list[tuple[Any, ...]] = []
 
     def collect(request: Request) -> None:
-        requests.append((list(request.prompt), request.data(), dict(request.kwargs)))
-        ours = vllm_path.run(subject.processor, *requests[-1])
-        outcomes.append((ours.ids, ours.ranges, ours.hashes, ours.fields))
+        arguments = (list(request.prompt), request.data(), dict(request.kwargs))
+        outcome = vllm_path.run(subject.processor, *arguments)
+        requests.append(arguments)
+        outcomes.append((outcome.ids, outcome.ranges, outcome.hashes, outcome.fields))
 
     for_each(subject.requests(most=2), collect, max_examples=scaled(15), database=None)
     (tmp_path / "requests").write_bytes(pickle.dumps(requests))
-    shutil.copytree(ROOT / "examples" / "llava_like", examples / "llava_like")
-    shutil.copy(ROOT / "examples" / "__init__.py", examples)
-    (examples / "llava_like" / "laws.py").write_text("import mmkit.testing as testing\n")
+    package = tmp_path / "examples" / "llava_like"
+    shutil.copytree(ROOT / "examples" / "llava_like", package)
+    shutil.copy(ROOT / "examples" / "__init__.py", package.parent)
+    (package / "laws.py").write_text("import mmkit.testing as testing\n")
     command = [sys.executable, "-m", "mmkit", "eject", "examples.llava_like"]
     subprocess.run(command, cwd=tmp_path, check=True)
     (tmp_path / "sitecustomize.py").write_text(NO_MMKIT)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "VLLM_PLUGINS": "llava_like"}
     subprocess.run([sys.executable, "-c", RUN, str(checkpoint)], cwd=tmp_path, env=environment, check=True)
-    home, theirs = pickle.loads((tmp_path / "results").read_bytes())
-    assert home == "examples.llava_like._mmkit.generated.examples.llava_like.spec.LLAVA_LIKE"
-    assert find_difference(outcomes, theirs) is None
+    module, outcomes_of_copy = pickle.loads((tmp_path / "results").read_bytes())
+    assert module == "examples.llava_like._mmkit.generated.examples.llava_like.spec.LLAVA_LIKE"
+    assert find_difference(outcomes, outcomes_of_copy) is None

@@ -1,6 +1,5 @@
 """What is wrong with a model class is said when it is registered, or by counts, and not by an engine that ends."""
 
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -69,68 +68,100 @@ def test_raw_input_comes_to_forward() -> None:
     ],
 )
 def test_what_an_encoder_may_not_return(returned: Any, sentence: str) -> None:
-    class Odd(Derived):
+    class ModelOfOtherRows(Derived):
         def embed_frames(self, frames: torch.Tensor) -> Any:
             return returned if isinstance(returned, torch.Tensor) else returned * len(frames)
 
     with pytest.raises(Violation) as refusal:
-        check_law("counts", with_model(Odd), examples=20)
+        check_law("counts", with_model(ModelOfOtherRows), examples=20)
     assert f"MmkitError: mixed.frames, embed_frames{sentence}" in str(refusal.value)
 
 
-OTHER_ROWS: dict[str, Callable[[list[torch.Tensor]], Any]] = {
-    "a row too few": lambda rows: [rows[0][1:], *rows[1:]],
-    "a row too many": lambda rows: [torch.cat([rows[0], rows[0]]), *rows[1:]],
-    "an item too few": lambda rows: rows[1:],
-    "an item too many": lambda rows: [*rows, rows[0]],
-    "another width": lambda rows: [rows[0][:, 1:], *rows[1:]],
-    "integers": lambda rows: [rows[0].int(), *rows[1:]],
-    "no tensor": lambda rows: [rows[0].tolist(), *rows[1:]],
-    "nothing": lambda rows: None,
-    "one tensor": torch.cat,
-}
+SPOILT_ITEMS = ["a row too few", "a row too many", "another width", "integers", "no tensor"]
+"""Faults of the first item."""
+
+SPOILT_BATCHES = ["an item too few", "an item too many", "nothing", "one tensor"]
+"""Faults by which the rows of no item can be told from the others."""
 
 
-def test_rows_of_another_number_do_not_end_a_serving_engine() -> None:
-    """While it starts, they do. Series have rows of their own number, frames all the same; the layout of one is a
-    function."""
+def spoil(rows: list[torch.Tensor], fault: str) -> Any:
+    """Return the rows of some items with a fault."""
+    first = rows[0]
+    further = rows[1:]
+    match fault:
+        case "a row too few":
+            return [first[1:], *further]
+        case "a row too many":
+            return [torch.cat([first, first]), *further]
+        case "another width":
+            return [first[:, 1:], *further]
+        case "integers":
+            return [first.int(), *further]
+        case "no tensor":
+            return [first.tolist(), *further]
+        case "an item too few":
+            return further
+        case "an item too many":
+            return [*rows, first]
+        case "one tensor":
+            return torch.cat(rows)
+        case "nothing":
+            return None
+    return rows
 
-    def laid_out(scope: Scope) -> Layout:
-        return embed(scope.tok["<pad>"]) * int(scope.fields.length)
 
-    spoils: list[Callable[[list[torch.Tensor]], Any]] = [list]
+class SpoilingModel(Derived):
+    """A model whose encoders have a fault."""
 
-    class Spoilt(Derived):
-        def embed_series(self, values: torch.Tensor, length: Any, version: Any) -> Any:
-            return spoils[0](list(super().embed_series(values, length, version)))
+    fault = ""
 
-        def embed_frames(self, frames: torch.Tensor) -> Any:
-            return spoils[0](list(super().embed_frames(frames)))
+    def embed_series(self, values: torch.Tensor, length: Any, version: Any) -> Any:
+        return spoil(list(super().embed_series(values, length, version)), self.fault)
 
-    def counted(name: str) -> float:
-        return float(get_unsound_items_metric().labels(name)._value.get())
+    def embed_frames(self, frames: torch.Tensor) -> Any:
+        return spoil(list(super().embed_frames(frames)), self.fault)
 
-    opaque = MIXED.modalities[0].model_copy(update={"layout": laid_out})
-    for spec in (MIXED, ModelSpec("mixed", opaque, *MIXED.modalities[1:])):
-        subject = with_model(Spoilt, spec)
-        values = {"series": [torch.ones(3, 2), torch.ones(2, 2)], "frames": [torch.ones(2, 3), torch.zeros(2, 3)]}
-        prompt = [ID["<series>"]] * 2 + [ID["<frame>"]] * 2
-        outcome = run(subject.processor, prompt, values, {})
-        with load_model(subject.processor.info.ctx.model_config) as model:
-            for (name, items), (what, spoil) in product(outcome.items.items(), OTHER_ROWS.items()):
-                spoils[:] = [list]
-                right, before = compute_rows(model, items), counted(name)
-                spoils[:] = [spoil]
-                model.mm_engine.cache_config.num_gpu_blocks = None
-                with pytest.raises(MmkitError, match=f"mixed.{name}, embed_{name}"):
-                    compute_rows(model, items)
-                model.mm_engine.cache_config.num_gpu_blocks = 1
-                got = compute_rows(model, items)
-                spoilt = len(right) if what in ("an item too few", "an item too many", "nothing", "one tensor") else 1
-                assert counted(name) == before + spoilt, (name, what)
-                for i, (one, other) in enumerate(zip(got, right, strict=True)):
-                    assert torch.equal(one, torch.zeros_like(other) if i < spoilt else other), (name, what, i)
-                assert merge_rows(model, got).isfinite().all()
+
+def make_layout(scope: Scope) -> Layout:
+    return embed(scope.tok["<pad>"]) * int(scope.fields.length)
+
+
+WITH_LAYOUT_FUNCTION = ModelSpec(
+    "mixed", MIXED.modalities[0].model_copy(update={"layout": make_layout}), *MIXED.modalities[1:]
+)
+
+
+def count_unsound_items(name: str) -> float:
+    """Return the value of the metric for a modality."""
+    return float(get_unsound_items_metric().labels(name)._value.get())
+
+
+@pytest.mark.parametrize("spec", [MIXED, WITH_LAYOUT_FUNCTION], ids=["layout", "function"])
+def test_rows_of_another_number_end_an_engine_that_starts_and_none_that_serves(spec: ModelSpec) -> None:
+    """Series have rows of their own number, frames all the same."""
+    subject = with_model(SpoilingModel, spec)
+    values = {"series": [torch.ones(3, 2), torch.ones(2, 2)], "frames": [torch.ones(2, 3), torch.zeros(2, 3)]}
+    prompt = [ID["<series>"], ID["<series>"], ID["<frame>"], ID["<frame>"]]
+    outcome = run(subject.processor, prompt, values, {})
+    with load_model(subject.processor.info.ctx.model_config) as model:
+        for name, fault in product(outcome.items, SPOILT_ITEMS + SPOILT_BATCHES):
+            items = outcome.items[name]
+            model.fault = ""
+            expected = compute_rows(model, items)
+            count_before = count_unsound_items(name)
+            model.fault = fault
+            model.mm_engine.cache_config.num_gpu_blocks = None
+            with pytest.raises(MmkitError, match=f"mixed.{name}, embed_{name}"):
+                compute_rows(model, items)
+            model.mm_engine.cache_config.num_gpu_blocks = 1
+            results = compute_rows(model, items)
+            num_spoilt = 1 if fault in SPOILT_ITEMS else len(expected)
+            assert count_unsound_items(name) == count_before + num_spoilt, (name, fault)
+            for i in range(num_spoilt):
+                expected[i] = torch.zeros_like(expected[i])
+            for result, tensor in zip(results, expected, strict=True):
+                assert torch.equal(result, tensor), (name, fault)
+            assert merge_rows(model, results).isfinite().all()
 
 
 def test_a_class_that_is_its_own_language_model() -> None:

@@ -14,21 +14,30 @@ from mmkit.cli.new import KINDS, new
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_it_writes_is_trained(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps; at night the whole, with a server."""
+def test_a_package_has_its_files_with_all_names_filled_in(kind: str, tmp_path: Path) -> None:
     folder = new(f"new_{kind}", "thing", tmp_path, kind=kind)
-    texts = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
-    assert {*texts} >= {"pyproject.toml", f"new_{kind}/spec.py", "tests/test_laws.py", ".gitignore", "README.md"}
-    for path, text in texts.items():
-        assert not re.search(r"\$\{?\w", text), path
-        assert not path.endswith(".py") or max(map(len, text.splitlines()), default=0) <= 120, path
-    monkeypatch.syspath_prepend(folder)
+    for name in ("pyproject.toml", f"new_{kind}/spec.py", "tests/test_laws.py", ".gitignore", "README.md"):
+        assert (folder / name).is_file()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            text = path.read_text()
+            assert not re.search(r"\$\{?\w", text), path
+            if path.suffix == ".py":
+                assert all(len(line) <= 120 for line in text.splitlines()), path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_weight_of_a_package_is_trained(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps; at night all of them, with a server."""
+    monkeypatch.syspath_prepend(new(f"new_{kind}", "thing", tmp_path, kind=kind))
     package = importlib.import_module(f"new_{kind}.train")
-    written = package.train(tmp_path / "trained", steps=2), package.train(tmp_path / "random", steps=0)
-    trained, random = (load_file(checkpoint / "model.safetensors") for checkpoint in written)
-    unmoved = [name for name in trained if torch.equal(trained[name], random[name])]
-    assert unmoved == [], "every weight has a gradient, those of the encoder as well"
-    assert json.loads((written[0] / "config.json").read_text())["architectures"] == [f"New{kind.title()}ForCausalLM"]
+    trained = package.train(tmp_path / "trained", steps=2)
+    untrained = package.train(tmp_path / "untrained", steps=0)
+    weights = load_file(trained / "model.safetensors")
+    weights_before = load_file(untrained / "model.safetensors")
+    for name in weights:
+        assert not torch.equal(weights[name], weights_before[name]), name
+    assert json.loads((trained / "config.json").read_text())["architectures"] == [f"New{kind.title()}ForCausalLM"]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +60,9 @@ def test_what_it_writes_is_trained(kind: str, tmp_path: Path, monkeypatch: pytes
         ("there", "x", None, "", "there: expected no such folder yet, got one. Choose another place, or remove it."),
     ],
 )
-def test_what_is_refused(name: str, modality: str, kind: str | None, into: str, sentence: str, tmp_path: Path) -> None:
+def test_a_name_that_something_else_has_is_refused(
+    name: str, modality: str, kind: str | None, into: str, sentence: str, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "there").mkdir()
     with pytest.raises(MmkitError, match=re.escape(sentence)):
@@ -59,15 +70,18 @@ def test_what_is_refused(name: str, modality: str, kind: str | None, into: str, 
 
 
 @pytest.mark.parametrize("modality", ["torch", "one", "sample", "model", "fields", "item", "cfg", "text_", "args"])
-def test_a_modality_is_refused_or_trained(modality: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the code of the package calls so."""
+def test_a_modality_named_as_something_in_the_code_is_refused_or_trained(
+    modality: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = f"reads_{modality}"
     try:
-        monkeypatch.syspath_prepend(new(name, modality, tmp_path, kind="series"))
+        folder = new(name, modality, tmp_path, kind="series")
     except MmkitError:
         return
+    monkeypatch.syspath_prepend(folder)
     importlib.import_module(f"{name}.train").train(tmp_path / "trained", steps=1)
 
 
 def test_a_modality_named_as_a_kind_is_of_it(tmp_path: Path) -> None:
-    assert "Record(" in (new("weather", "record", tmp_path) / "weather" / "spec.py").read_text()
+    folder = new("weather", "record", tmp_path)
+    assert "Record(" in (folder / "weather" / "spec.py").read_text()
