@@ -26,12 +26,12 @@ from typer import Option
 
 from ..errors import InputError, MmkitError, convert_errors
 from ..importing import import_named
-from ..language.expr import STATIC, Dependency, Scope, evaluate
+from ..language.expr import STATIC, Scope, evaluate
 from ..language.field import Field
 from ..language.items import shape_text
 from ..language.layout import Fixed
 from ..language.modality import Modality
-from ..language.node import dependencies, write_source
+from ..language.node import Dependency, dependencies, write_source
 from ..language.spec import Declaration, Output
 from ..model_spec import ModelSpec
 from ..plan.modality import BoundModality

@@ -40,7 +40,17 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import MmkitError, SpecError
-from .node import Node, build_structure, dependencies, fold, is_equal_declaration, map_values
+from .node import (
+    FUNCTION,
+    LOOP,
+    Dependency,
+    Node,
+    build_structure,
+    dependencies,
+    fold,
+    is_equal_declaration,
+    map_values,
+)
 from .vocabulary import AuthorText, fill_template
 
 
@@ -505,33 +515,6 @@ def is_operation(value: Any, *ops: str) -> bool:
 
 STATIC = frozenset({"cfg", "proc", "kwargs"})
 """Roots that are known once a spec is bound; the others vary per item."""
-
-LOOP = "loop"
-"""The root of a `Dependency` on the variable of an `each`."""
-
-FUNCTION = "function"
-"""The root of a `Dependency` on what a plain function reads, which may be anything."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dependency:
-    """What an expression reads: a chain of attributes and constant indices, or a plain function.
-
-    ``fields.grid.shape[0]`` is such a chain.
-
-    Attributes:
-        root: the start of the chain: the name of a root, `LOOP` or `FUNCTION`.
-        keys: the attributes and indices, in order; after `LOOP` the `LoopVariable` comes first, and
-            after `FUNCTION` there is the function only.
-        expr: the expression.
-    """
-
-    root: str
-    keys: tuple[Any, ...]
-    expr: Expr = field(compare=False)
-
-    def __repr__(self) -> str:
-        return repr(self.expr)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,7 @@ import torch
 
 from ..errors import SpecError
 from .expr import (
-    LOOP,
     Count,
-    Dependency,
     Expr,
     LoopVariable,
     Scope,
@@ -47,7 +45,17 @@ from .expr import (
     to_python,
     write_operand,
 )
-from .node import Converted, Part, dependencies, evaluate_all, fold, list_parts, parameter
+from .node import (
+    LOOP,
+    Converted,
+    Dependency,
+    Part,
+    dependencies,
+    evaluate_all,
+    fold,
+    list_parts,
+    parameter,
+)
 from .vocabulary import fill_template
 
 LayoutLike: TypeAlias = "Layout | Expr | int | list[Any] | tuple[Any, ...] | Callable[[Scope], Any]"

@@ -16,7 +16,6 @@ from .expr import (
     INDEX,
     Condition,
     Count,
-    Dependency,
     Expr,
     as_expression,
     as_expression_tuple,
@@ -30,7 +29,7 @@ from .layout import Layout, LayoutLike, Update, embed, nothing, replace
 from .layout import layout as as_layout
 from .named_part import NamedPart, check_name, require
 from .names import find_owner_of_field_name, find_owner_of_modality_name
-from .node import dependencies
+from .node import Dependency, dependencies
 
 FIELD_WORDS = "batched(), flat(), derived() or constant()"
 UPDATE_WORDS = "replace(), insert(), already_expanded() or a list of them"

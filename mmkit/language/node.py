@@ -14,9 +14,6 @@ from dataclasses import fields as dataclass_fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, dataclass_transform
 
-if TYPE_CHECKING:
-    from .expr import Dependency
-
 Accepted = TypeVar("Accepted", contravariant=True)
 Stored = TypeVar("Stored", covariant=True)
 
@@ -243,6 +240,34 @@ def is_equal_declaration(a: Any, b: Any) -> bool:
     ``==`` between expressions records a comparison of their values.
     """
     return bool(build_structure(a) == build_structure(b))
+
+
+LOOP = "loop"
+"""The root of a `Dependency` on the variable of an `each`."""
+
+FUNCTION = "function"
+"""The root of a `Dependency` on what a plain function reads, which may be anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """What an expression reads: a chain of attributes and constant indices, or a plain function.
+
+    ``fields.grid.shape[0]`` is such a chain.
+
+    Attributes:
+        root: the start of the chain: the name of a root, `LOOP` or `FUNCTION`.
+        keys: the attributes and indices, in order; after `LOOP` the `LoopVariable` comes first, and
+            after `FUNCTION` there is the function only.
+        expr: the expression.
+    """
+
+    root: str
+    keys: tuple[Any, ...]
+    expr: Node = field(compare=False)
+
+    def __repr__(self) -> str:
+        return repr(self.expr)
 
 
 def dependencies(value: Any) -> frozenset[Dependency]:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import InputError, SpecError, locate_errors
-from ..language.expr import COUNT, INDEX, Dependency, Expr, Scope, evaluate, to_python
+from ..language.expr import COUNT, INDEX, Scope, evaluate, to_python
 from ..language.layout import Insert, ItemTokens, Layout, Replace, Target, Update, to_whole
-from ..language.node import dependencies
+from ..language.node import Dependency, Node, dependencies
 from ..language.vocabulary import check_spec_ids
 from .guard import IdRecorder, PlaceholderGuard
 from .memo import NOT_CACHEABLE, Memo, Once
@@ -299,7 +299,7 @@ class LayoutEvaluator:
         return leaves
 
     @cached_property
-    def _key_parts(self) -> Sequence[Expr]:
+    def _key_parts(self) -> Sequence[Node]:
         """The expressions whose values tell one geometry from another."""
         leaves = self._dependencies | dependencies(self.grid)
         return [dependency.expr for dependency in leaves]
@@ -487,7 +487,7 @@ def _find_field_names(leaves: Iterable[Dependency]) -> frozenset[str] | None:
     return frozenset(names)
 
 
-def _evaluate_key_part(part: Expr, scope: Scope) -> Any:
+def _evaluate_key_part(part: Node, scope: Scope) -> Any:
     """Return the value of an expression as part of a key.
 
     None where it has no value: a layout that needs the value raises, and one that guards it by
