@@ -261,14 +261,14 @@ class _Process:
         return pickle.loads(message.pickle, buffers=buffers)
 
     def _release_file(self, path: str) -> None:
-        """Keep a file that nobody reads any more, to be written again, or remove it."""
+        """Keep a file that nobody reads any more for reuse, or remove it."""
         if len(self._spare_files) < _MAX_SPARE_FILES:
             self._spare_files.add(path)
         else:
             Path(path).unlink(missing_ok=True)
 
     def make_room(self) -> None:
-        """Give back the memory of the files that are kept to be written again."""
+        """Free the memory of the files that are kept for reuse."""
         os.truncate(self._items_file, 0)
         while self._spare_files:
             Path(self._spare_files.pop()).unlink(missing_ok=True)

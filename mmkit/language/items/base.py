@@ -293,10 +293,10 @@ class ItemType(Part):
 
 
 def select_options(kind: ItemType, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `mm_processor_kwargs` without the scopes of other media than a type's own.
+    """Return the `mm_processor_kwargs` that can concern the items of a type.
 
-    Only these options reach the items of the type, and the hash of an item covers all of them: both
-    call this function.
+    The scopes of other media are left out. Only the returned options reach such an item, and its
+    hash covers all of them: both call this function.
     """
     if not kind.kwargs_scope:
         return dict(kwargs)

@@ -370,7 +370,7 @@ class Audio(_Media):
         return super().split(data, where)
 
     def _check_scale(self, magnitude: float, where: str) -> None:
-        """Refuse samples of a magnitude that only unscaled ones have."""
+        """Refuse samples of a magnitude beyond the bound, which only unscaled samples have."""
         if self.bound is not None and magnitude > self.bound:
             expected = f"samples of magnitude <= {self.bound:g}"
             raise InputError(where, expected, f"{magnitude:g}", "Scale them to -1..1.")
@@ -378,7 +378,7 @@ class Audio(_Media):
     def _resample(
         self, samples: np.ndarray[Any, Any], rate: float, where: str
     ) -> np.ndarray[Any, Any]:
-        """Return samples, which have a rate in Hz, at the rate of the spec."""
+        """Return samples at the spec's rate, resampled from `rate` in Hz."""
         if self.rate is None:
             expected = "samples alone, since the spec states no sampling rate"
             raise InputError(where, expected, f"{rate:g} Hz", "Send the array.")
@@ -394,7 +394,7 @@ class Audio(_Media):
         return audio
 
     def _check_length(self, length: int, before: int, rate: float, where: str) -> None:
-        """Refuse audio that is too long once it is resampled, before it is."""
+        """Refuse audio that would be too long once resampled, before it is resampled."""
         if self.most is not None:
             most = self.most
         else:
@@ -487,7 +487,7 @@ def _is_finite(value: Any, *, least: float = -math.inf, above: float = -math.inf
 
 
 def _check_frame_indices(indices: Any, count: int, total: float | None, where: str) -> None:
-    """Refuse what are not the indices of some frames of a video.
+    """Refuse a value that is no list of indices of a video's frames.
 
     Args:
         indices: from the metadata of the video.

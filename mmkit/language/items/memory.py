@@ -1,4 +1,4 @@
-"""Memory: which arrays share it, and copies of those that must not."""
+"""Memory: whether arrays share it, and copies of arrays that must not."""
 
 from __future__ import annotations
 

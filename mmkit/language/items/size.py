@@ -51,13 +51,13 @@ def is_number(value: Any) -> bool:
 
 
 def check_positive(number: Any, where: str) -> None:
-    """Refuse what is no number > 0 in a bound part; None states no number."""
+    """Refuse a value of a bound part that is neither None nor a number > 0."""
     if number is not None and not (is_number(number) and number > 0):
         raise SpecError(where, "a number > 0 from cfg", repr(number))
 
 
 def check_size(size: Any, where: str) -> None:
-    """Refuse what is no size in a bound part."""
+    """Refuse a value of a bound part that is no size."""
     least, most = ends(size)
     if not _is_whole(least, 0) or not _is_whole(most, 0) or least > most:
         raise SpecError(where, "whole numbers >= 0, in order", str(size))
@@ -88,7 +88,7 @@ def sizes_of(value: Any, width: int, where: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _is_whole(value: Any, least: int) -> bool:
-    """Return whether a value is an integer of at least some number; a bool is none."""
+    """Return whether a value is an integer >= `least`; a bool is none."""
     return isinstance(value, int) and is_number(value) and value >= least
 
 

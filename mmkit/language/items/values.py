@@ -73,7 +73,7 @@ def as_array(value: object, where: str, expected: str) -> np.ndarray[Any, Any]:
 
 
 def check_finite(value: Any, where: str) -> float:
-    """Refuse arrays and tensors of other than real numbers that any model dtype can hold.
+    """Refuse arrays and tensors with values that are not finite numbers in every model dtype.
 
     Returns:
         The largest magnitude of floats; 0.0 for integers, which are not looked at.
