@@ -246,7 +246,7 @@ def _describe_language_model(folder: Path, package: Path) -> dict[str, str]:
     with require_vllm():
         import transformers
 
-        from ..vllm_api.models import vllm_module
+        from ..vllm_api.models import find_vllm_module
     from ..training.saving import has_tokenizer
 
     path = find_checkpoint(folder, "--language-model")
@@ -262,7 +262,7 @@ def _describe_language_model(folder: Path, package: Path) -> dict[str, str]:
         raise MmkitError(where, "a tokenizer with an end token", "one without")
     architecture = (config.architectures or ["none"])[0]
     config_class = type(config).__name__
-    module = vllm_module(architecture)
+    module = find_vllm_module(architecture)
     names = dir(transformers)
     is_known = architecture in names and config_class in names and module is not None
     if not architecture.endswith("ForCausalLM") or not is_known:

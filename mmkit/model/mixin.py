@@ -78,10 +78,14 @@ class MultiModalModel(models.ModelInterface):
             marking = nullcontext() if is_multimodal else self._mark_language_model(vllm_config)
             with marking:
                 model_class.__init__(vllm_config=vllm_config, prefix=prefix, **options)
-        self.mm_engine, self.mm_plan, self._dtype, self._width, counts = models.current_model()
+        current = models.get_current_model()
+        self.mm_engine = current.vllm_config
+        self.mm_plan = current.plan
+        self._dtype = current.dtype
+        self._width = current.width
         self._bound = compute_largest_magnitude(self._dtype)
         self._reporter: Reporter | None = None
-        if counts:
+        if current.is_first:
             self._reporter = Reporter(self.mm_plan.spec.name, self._bound, self.mm_plan.modalities)
         if sampling.samples_drafts_wrongly(self.mm_engine):
             text = (
@@ -293,7 +297,7 @@ class MultiModalModel(models.ModelInterface):
         """
         load = getattr(super(), "load_weights", None)
         if load is None:
-            load = models.weights_loader(self)
+            load = models.make_weights_loader(self)
         loaded: set[str] = load(weights)
         if self.training and loaded is not None:  # later, an update may bring some of them
             _check_loaded(self, loaded)
@@ -309,7 +313,7 @@ class MultiModalModel(models.ModelInterface):
         language_model = self.get_language_model()
         if language_model is self or not hasattr(language_model, "compute_logits"):
             raise AttributeError("get_mm_mapping")
-        return partial(models.module_names, self, language_model)
+        return partial(models.find_module_names, self, language_model)
 
     def get_mm_lora_token_counts(
         self, *, modality: str, mm_kwargs: Any, num_mm_embeds: int

@@ -19,7 +19,7 @@ from msgspec import Raw
 
 from ..errors import InputError, relocate
 from ..vllm_api.chat import check_type
-from ..vllm_api.media import pixels_of_image
+from ..vllm_api.media import count_pixels_of_image
 from .decoding import starts_with
 from .state import ServerState
 from .wire import ITEM_URL, MEDIA, Decoder, list_embeds_fields, parse_message
@@ -241,7 +241,7 @@ class Messages:
             content = source["data"]
         try:
             header = base64.b64decode(content[:MAX_HEADER_CHARS])
-            self._pixels += pixels_of_image(header)
+            self._pixels += count_pixels_of_image(header)
         except ValueError:
             return  # no base64, which vLLM refuses
         if self._pixels > self._state.limits.pixels:

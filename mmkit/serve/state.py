@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from ..errors import InputError
 from ..plan.output import BoundOutput
-from ..vllm_api.chat import modalities
+from ..vllm_api.chat import list_part_types
 from ..vllm_api.incoming import REQUEST, Incoming, Places
 from . import protocol
 from .decoding import decode_fields, quote
@@ -56,7 +56,7 @@ class ServerState:
         self.models = models
         self.plan = engine.plan
         self.origins = frozenset(origins)
-        self.message_modalities = modalities(engine.plan.spec)
+        self.message_modalities = list_part_types(engine.plan.spec)
         self.is_stopping = False
         self.stop_event = asyncio.Event()
         self._session_slots = asyncio.Semaphore(limits.sessions)

@@ -21,7 +21,7 @@ from vllm.utils.jsontree import json_map_leaves
 
 from ..model.mixin import MultiModalModel
 from ..model.mrope import get_mrope_input_positions
-from ..vllm_api.items import embeds_size
+from ..vllm_api.items import get_embeds_size
 from .law import NotApplicable
 from .subject import Subject
 from .vllm_path import Outcome
@@ -68,7 +68,7 @@ def load_model(config: ModelConfig, dtype: str = "float32") -> Iterator[Any]:
 
 def get_hidden_size(processor: Any) -> int:
     """Return the width of an embedding row."""
-    return embeds_size(processor.info.ctx.model_config)
+    return get_embeds_size(processor.info.ctx.model_config)
 
 
 # -- rows ------------------------------------------------------------------------------------------

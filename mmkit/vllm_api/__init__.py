@@ -21,7 +21,7 @@ except ImportError as error:
     ) from error
 
 from .compat import INSTALLED, IS_NEWER, NEWEST_TESTED
-from .hooks import check, unknown
+from .hooks import check, find_unknown_parts
 from .info import DummyInputs as DummyInputs
 from .info import ProcessingInfo as ProcessingInfo
 from .processor import HOOKS
@@ -31,7 +31,7 @@ from .processor import Processor as Processor
 check(HOOKS)
 
 if IS_NEWER:
-    parts = ", ".join(unknown())
+    parts = ", ".join(find_unknown_parts())
     news = f" New in it, and unknown to mmkit: {parts}." if parts else ""
     warnings.warn(
         f"mmkit was tested up to vLLM {NEWEST_TESTED}, this is {INSTALLED}. It has all that "

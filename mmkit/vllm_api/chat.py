@@ -57,7 +57,7 @@ def wrap_read_part(read_part: Any) -> Any:
             name = item_of_server.modality
             part = {"type": name, name: item_of_server.item, "uuid": item_of_server.uuid}
         type_name: Any = part.get("type")
-        if type_name not in modalities(spec):
+        if type_name not in list_part_types(spec):
             check_type(spec, type_name, "messages")
             return read_part(part, parser, **options)
         where = f"{spec.name}.{type_name}"
@@ -159,16 +159,16 @@ def check_type(spec: Declaration, name: object, where: str) -> None:
     Raises:
         InputError: it is neither.
     """
-    if not isinstance(name, str) or name in _find_types_of_vllm() or name in modalities(spec):
+    if not isinstance(name, str) or name in _find_types_of_vllm() or name in list_part_types(spec):
         return
-    types = ", ".join(["text", *modalities(spec)])
+    types = ", ".join(["text", *list_part_types(spec)])
     raise InputError(where, f"a part of a type among {types}", repr(name))
 
 
-def modalities(spec: Declaration) -> list[str]:
-    """Return the modalities of a spec that have a content part of their own.
+def list_part_types(spec: Declaration) -> list[str]:
+    """Return the types of a spec's content parts: the names of its modalities.
 
-    A modality whose name is the type of one of vLLM's parts has none.
+    A modality that has the name of one of vLLM's types has no part.
     """
     types = _find_types_of_vllm()
     return [modality.name for modality in spec.modalities if modality.name not in types]
@@ -182,7 +182,7 @@ def _find_types_of_vllm() -> Mapping[str, Any]:
 
 
 def _find_item_of_server(part: Mapping[str, Any]) -> SentItem | None:
-    """Return the item for which a part stands; None for a part that stands for none."""
+    """Return the item that mmkit's server has put into a part, or None."""
     url = part.get("image_url")
     if isinstance(url, Mapping):
         url = url.get("url")

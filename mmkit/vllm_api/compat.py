@@ -133,7 +133,7 @@ def hash_by_vllm(algorithm: str, **values: object) -> str:
     return str(MultiModalHasher.hash_kwargs(**values))
 
 
-def hasher_algorithm(mm_config: Any) -> str:
+def get_hasher_algorithm(mm_config: Any) -> str:
     """Return the algorithm of vLLM's hashes.
 
     Before 0.28 an environment variable sets it; before 0.15 it is always blake3.

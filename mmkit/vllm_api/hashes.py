@@ -132,7 +132,7 @@ class ItemHasher:
 
 
 def make_unique_hashes(count: int) -> list[str]:
-    """Return hashes of items that nothing keeps: no other item, and no other request, has them."""
+    """Return hashes that no other item has, in this or any other request."""
     return _number_items(uuid4().hex, count)
 
 

@@ -154,7 +154,7 @@ REQUEST_FIELDS = {
 """What a request consists of."""
 
 
-def unknown() -> list[str]:
+def find_unknown_parts() -> list[str]:
     """Return the steps and the options of a request in vLLM's processor that mmkit does not know.
 
     mmkit does not take such a step, and only hashes such an option.

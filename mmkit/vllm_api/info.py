@@ -19,7 +19,7 @@ from ..plan.hf_calls import LazyProcessor
 from ..plan.item import group_by_modality, make_batch
 from ..plan.plan import Plan
 from . import compat
-from .items import Parser, RequestItems, embeds_size
+from .items import Parser, RequestItems, get_embeds_size
 
 
 class _Binding(NamedTuple):
@@ -35,7 +35,7 @@ class _Binding(NamedTuple):
 
 
 class ProcessingInfo(BaseProcessingInfo):
-    """vLLM's questions about the modalities of a spec; generated classes set `spec`."""
+    """Answers vLLM's questions about the modalities of a spec; generated classes set `spec`."""
 
     spec: ClassVar[Declaration]
     _last_binding: ClassVar[_Binding | None] = None
@@ -116,7 +116,7 @@ class ProcessingInfo(BaseProcessingInfo):
         config = self.ctx.model_config
         hidden_size = None
         if config.get_multimodal_config().enable_mm_embeds:
-            hidden_size = embeds_size(config)
+            hidden_size = get_embeds_size(config)
         return Parser(self.plan, hidden_size)
 
     @override

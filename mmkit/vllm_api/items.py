@@ -267,7 +267,7 @@ def make_engine_input(
     }
 
 
-def embeds_size(model_config: Any) -> int:
+def get_embeds_size(model_config: Any) -> int:
     """Return the width of the language model's rows."""
     # 0.11 has no projections
     size = getattr(model_config, "get_inputs_embeds_size", model_config.get_hidden_size)

@@ -1,4 +1,4 @@
-"""What is looked at where vLLM decodes media: their pixels before, and their samples after.
+"""Checks where vLLM decodes media: of their pixels before, and of their samples after.
 
 All media of all routes are loaded by vLLM's `MediaConnector`, from a data URL, a file or another
 host. There the loader of one kind of media is put behind `Weighed`, which knows the bytes and has
@@ -128,16 +128,16 @@ class Weighed:
         return hasattr(self._loader, "video_loader")
 
     def _count(self, data: bytes) -> int:
-        """Spend the pixels of a file; return how many they are."""
+        """Spend the pixels of a file, and return their number."""
         if _loads_audio(self._loader):  # vLLM bounds it itself (VLLM_MAX_AUDIO_DECODE_BYTES)
             check_audio_decoder()
             return 0
         if self._spend is None:
             return 0
         if self._is_video():
-            count = _pixels_of_video(data, self._loader)
+            count = _count_pixels_of_video(data, self._loader)
         else:
-            count = pixels_of_image(data)
+            count = count_pixels_of_image(data)
         self._spend(count)
         return count
 
@@ -152,7 +152,7 @@ class Weighed:
         pictures = data.split(",", frames)[:frames] if frames > 0 else data.split(",")
         count = 0
         for picture in pictures:
-            count += pixels_of_image(_decode_base64(picture))
+            count += count_pixels_of_image(_decode_base64(picture))
         self._spend(count)
         return count
 
@@ -286,15 +286,18 @@ def _read_header_by_av(data: bytes) -> SoundHeader | None:
 
 
 def _decode_base64(data: str) -> bytes:
-    """Decode base64; empty for what is none, which vLLM refuses."""
+    """Return decoded base64; empty for malformed text, which vLLM refuses."""
     try:
         return base64.b64decode(data, validate=True)
     except ValueError:
         return b""
 
 
-def pixels_of_image(data: bytes) -> int:
-    """Return the pixels of a picture from its header; 0 for what is none, which vLLM refuses."""
+def count_pixels_of_image(data: bytes) -> int:
+    """Return the number of pixels in the header of a picture.
+
+    Return 0 for bytes that are no picture, which vLLM refuses.
+    """
     from PIL import Image
 
     try:
@@ -306,7 +309,7 @@ def pixels_of_image(data: bytes) -> int:
         return 0
 
 
-def _pixels_of_video(data: bytes, loader: Any) -> int:
+def _count_pixels_of_video(data: bytes, loader: Any) -> int:
     """Return the number of pixels of the frames that vLLM will take of a video.
 
     It is computed from the header. Return 0 if that cannot be read.
@@ -326,11 +329,11 @@ def _pixels_of_video(data: bytes, loader: Any) -> int:
         rate = float(video.get(cv2.CAP_PROP_FPS))
     except Exception:  # there is no cv2, or one that reads no streams, or this is no video
         return 0
-    return width * height * _frames_taken(loader, frames, rate)
+    return width * height * _count_sampled_frames(loader, frames, rate)
 
 
-def _frames_taken(loader: Any, frames: int, rate: float) -> int:
-    """Return how many frames vLLM takes of a video, as its own function chooses them."""
+def _count_sampled_frames(loader: Any, frames: int, rate: float) -> int:
+    """Return how many frames of a video vLLM samples, by its own function."""
     wanted = getattr(loader, "num_frames", FRAMES)
     options = dict(getattr(loader, "kwargs", {}))
     try:

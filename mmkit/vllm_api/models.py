@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from vllm import ModelRegistry
@@ -21,7 +21,7 @@ from ..plan.plan import Plan
 from ..plugin import MAIN_MODULES
 from . import patches
 from .compat import KEEPS_ON_CPU, RENDERS
-from .items import embeds_size
+from .items import get_embeds_size
 
 merge_embeddings: Any = _merge_multimodal_embeddings
 """Writes encoder rows into the positions that receive them, in place."""
@@ -80,7 +80,7 @@ def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> N
         ModelRegistry.register_model(model.__name__, entry)
 
 
-def vllm_module(architecture: str) -> str | None:
+def find_vllm_module(architecture: str) -> str | None:
     """Return the module of vLLM's own class of an architecture.
 
     Return None where vLLM has no class of that name.
@@ -91,29 +91,43 @@ def vllm_module(architecture: str) -> str | None:
     return str(registered.module_name)
 
 
-def current_model() -> tuple[Any, Plan, torch.dtype, int, bool]:
-    """Return what is known of the model that vLLM is constructing.
+class CurrentModel(NamedTuple):
+    """A model that vLLM is constructing.
 
-    Returns:
-        vLLM's configuration of the engine; the bound spec; the dtype and the width of the language
-        model's rows; whether this is the first process of a tensor-parallel group, whose processes
-        all have the same rows.
+    Attributes:
+        vllm_config: vLLM's configuration of the engine.
+        plan: the bound spec.
+        dtype: the dtype of the language model's rows.
+        width: the width of these rows.
+        is_first: whether this is the first process of a tensor-parallel group, whose processes all
+            have the same rows.
     """
+
+    vllm_config: Any
+    plan: Plan
+    dtype: torch.dtype
+    width: int
+    is_first: bool
+
+
+def get_current_model() -> CurrentModel:
+    """Return the model that vLLM is constructing in this context."""
     vllm_config = get_current_vllm_config()
     config = vllm_config.model_config
     make = getattr(MULTIMODAL_REGISTRY, "get_processing_info", None)  # public from 0.20
     plan: Plan = (make or MULTIMODAL_REGISTRY._create_processing_info)(config).plan
     is_first = get_tensor_model_parallel_rank() == 0
-    return vllm_config, plan, config.dtype, embeds_size(config), is_first
+    width = get_embeds_size(config)
+    return CurrentModel(vllm_config, plan, config.dtype, width, is_first)
 
 
-def weights_loader(model: Any) -> Callable[[Iterable[tuple[str, torch.Tensor]]], set[str]]:
+def make_weights_loader(model: Any) -> Callable[[Iterable[tuple[str, torch.Tensor]]], set[str]]:
     """Return vLLM's loader of a model's weights, by the `hf_to_vllm_mapper` of its class."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     return partial(AutoWeightsLoader(model).load_weights, mapper=mapper)
 
 
-def module_names(model: Any, language_model: Any) -> Any:
+def find_module_names(model: Any, language_model: Any) -> Any:
     """Return the names of a model's parts, for vLLM's LoRA.
 
     The parts outside the language model are towers.

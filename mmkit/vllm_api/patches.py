@@ -282,6 +282,6 @@ def _find_part(place: str, wrap: Callable[[Any], Any]) -> PatchedPart:
 
 @cache
 def install() -> None:
-    """Install all patches that the installed vLLM needs; again, it does nothing."""
+    """Install all patches that the installed vLLM needs; further calls do nothing."""
     for part in find_parts_to_patch():
         setattr(part.owner, part.name, part.wrap(vars(part.owner)[part.name]))

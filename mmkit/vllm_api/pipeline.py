@@ -40,7 +40,7 @@ StageTimer: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 
 @dataclass
 class Request:
-    """One request, whatever the arguments in which a release of vLLM passes it.
+    """One request, in one form for all releases of vLLM.
 
     Attributes:
         prompt: token ids; a text as well up to vLLM 0.28.

@@ -73,7 +73,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
 
     def __init__(self, info: ProcessingInfo, dummy_inputs: DummyInputs, **options: Any) -> None:
         super().__init__(info, dummy_inputs, **options)
-        algorithm = compat.hasher_algorithm(info.ctx.get_mm_config())
+        algorithm = compat.get_hasher_algorithm(info.ctx.get_mm_config())
         hasher = ItemHasher(algorithm, info.model_id)
         self.plan: Plan = info.plan
         self.pipeline = RequestPipeline(info, hasher, send_row_counts=self.sends_rows)

@@ -21,7 +21,7 @@ from mmkit import Audio, InputError
 from mmkit.language.expr import Scope
 from mmkit.vllm_api import media
 from mmkit.vllm_api.incoming import REQUEST, Incoming, TooManyPixels, inherit_context
-from mmkit.vllm_api.media import Weighed, pixels_of_image
+from mmkit.vllm_api.media import Weighed, count_pixels_of_image
 from tests import ROOT
 from tests.path.plain import plain, processor
 from tests.profiles import scaled
@@ -143,11 +143,11 @@ def test_a_video_that_has_more_frames_than_it_says_is_counted_again() -> None:
 
 
 def test_the_size_of_a_picture_is_in_its_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert pixels_of_image(picture(30, 20)) == 600
-    assert pixels_of_image(picture(30, 20)[:60]) == 600
-    assert pixels_of_image(b"none") == 0
+    assert count_pixels_of_image(picture(30, 20)) == 600
+    assert count_pixels_of_image(picture(30, 20)[:60]) == 600
+    assert count_pixels_of_image(b"none") == 0
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # PIL opens none with more than twice as many
-    assert pixels_of_image(picture(30, 20)) == 201
+    assert count_pixels_of_image(picture(30, 20)) == 201
 
 
 # -- audio -------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from mmkit.errors import SpecError, VllmApiError
 from mmkit.testing import vllm_path
 from mmkit.vllm_api import EncDecProcessor, Processor
 from mmkit.vllm_api.compat import IS_NEWER, NEWEST_TESTED
-from mmkit.vllm_api.hooks import check, unknown
+from mmkit.vllm_api.hooks import check, find_unknown_parts
 from mmkit.vllm_api.patches import PATCHES, find_parts_to_patch
 from mmkit.vllm_api.processor import HOOKS
 from tests import ROOT
@@ -148,7 +148,7 @@ def test_a_vllm_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_step_of_vllms_processor_is_known() -> None:
     """What it asks of its cache, and what a request consists of: this mmkit does it all itself."""
-    assert unknown() == []
+    assert find_unknown_parts() == []
 
 
 def test_nothing_of_vllm_is_overridden_without_a_mark() -> None:
