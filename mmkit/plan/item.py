@@ -81,8 +81,37 @@ def group_by_modality(items: Iterable[Item]) -> dict[str, list[Item]]:
     return groups
 
 
+def make_items(modality: str, batch: ItemBatch) -> list[Item]:
+    """Return the items of a batch.
+
+    Args:
+        modality: the name of their modality.
+        batch: the items.
+    """
+    items: list[Item] = []
+    for position, value in enumerate(batch.values):
+        item = Item(
+            modality=modality,
+            index=batch.index_of(position),
+            count=batch.total,
+            value=value,
+            is_embedding=batch.embeds,
+            is_largest=batch.are_largest,
+        )
+        items.append(item)
+    return items
+
+
+def make_batches(items: Iterable[Item]) -> dict[str, ItemBatch]:
+    """Return the items of a request as one batch for each modality."""
+    batches: dict[str, ItemBatch] = {}
+    for name, items_of_modality in group_by_modality(items).items():
+        batches[name] = make_batch(items_of_modality)
+    return batches
+
+
 def make_batch(items: Sequence[Item]) -> ItemBatch:
-    """Return the items of one modality in the form that a plan processes and lays out."""
+    """Return the items of one modality in the form in which they are processed."""
     first = items[0]
     return ItemBatch(
         values=[item.value for item in items],

@@ -35,6 +35,7 @@ from ..language.node import fold
 from .forms import FieldForms
 from .guard import IdRecorder, PlaceholderGuard
 from .hf_calls import HFCall, LazyProcessor
+from .item import Item, make_batch
 from .largest import LaidOutItem, LargestItem, LargestItemFinder
 from .layouts import LayoutEvaluator, NoEncoderRows, TooManyRows, make_evaluator
 from .memo import Once
@@ -58,8 +59,9 @@ class CallerIds(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BoundModality:
-    """A modality, bound to one config and tokenizer: everything evaluated that depends only on
-    these. `bind_modality` makes it.
+    """A modality, bound to one config and tokenizer.
+
+    Everything that depends only on these is evaluated. `bind_modality` makes it.
 
     Attributes:
         spec: the declaration.
@@ -132,8 +134,10 @@ class BoundModality:
             )
 
     def make_zeros(self, batch: ItemBatch) -> ProcessedFields | None:
-        """Return the fields of the largest items, of zeros; see `FieldProcessor.make_zeros`. None
-        where only what the Hugging Face processor returns tells their layouts."""
+        """Return the fields of the largest items, of zeros; see `FieldProcessor.make_zeros`.
+
+        None where the layouts need the output of the Hugging Face processor.
+        """
         if self.needs_hf:
             return None
         return self.field_processor.make_zeros(batch)
@@ -165,63 +169,21 @@ class BoundModality:
             return self.field_processor.run(batch)
         return self.field_processor.derive_from_facts(batch)
 
-    def lay_out_all(
-        self,
-        batch: ItemBatch,
-        fields: ProcessedFields | None = None,
-        *,
-        may_be_larger: bool = False,
-    ) -> list[ItemLayout]:
-        """Return the layouts of items.
+    def process_for_layouts(self, items: Sequence[Item]) -> None:
+        """Fill in the processed fields of items as far as their layouts read them.
 
-        Args:
-            batch: the items.
-            fields: their processed fields, as far as layouts read them; None where they are to be
-                computed.
-            may_be_larger: whether they may have more encoder rows than the largest item.
-
-        Raises:
-            InputError: see `lay_out`.
-            TooManyRows: see `lay_out`.
+        Errors as for `FieldProcessor.run`.
         """
-        if fields is None:
-            fields = self.read_fields(batch)
-        layouts = []
-        pairs = zip(batch.values, fields, strict=True)
-        for position, (value, fields_of_item) in enumerate(pairs):
-            layouts.append(
-                self.lay_out(
-                    value,
-                    batch.index_of(position),
-                    batch.total,
-                    fields_of_item,
-                    is_embedding=batch.embeds,
-                    is_largest=batch.are_largest,
-                    may_be_larger=may_be_larger,
-                )
-            )
-        return layouts
+        fields = self.read_fields(make_batch(items))
+        for item, fields_of_item in zip(items, fields, strict=True):
+            # this may be a part of the fields: the caller lays out the items and drops them
+            item.fields = fields_of_item
 
-    def lay_out(
-        self,
-        value: Any,
-        index: int,
-        count: int,
-        fields: Mapping[str, Any] | None,
-        *,
-        is_embedding: bool = False,
-        is_largest: bool = False,
-        may_be_larger: bool = False,
-    ) -> ItemLayout:
-        """Return the layout of one item.
+    def lay_out(self, item: Item, *, may_be_larger: bool = False) -> ItemLayout:
+        """Return the layout of an item.
 
         Args:
-            value: the canonical item, or precomputed embeddings.
-            index: its position among the items of the modality.
-            count: the number of items of the modality in the request.
-            fields: its processed fields, as far as layouts read them.
-            is_embedding: whether the value is precomputed embeddings.
-            is_largest: whether it is the largest item of the spec.
+            item: the item, with its processed fields as far as layouts read them.
             may_be_larger: whether it may have more encoder rows than the largest item.
 
         Raises:
@@ -229,39 +191,45 @@ class BoundModality:
             TooManyRows: an item has more encoder rows than the spec's largest item, for which vLLM
                 reserves memory and plans its schedule.
         """
-        evaluator = self.embedding_layout_evaluator if is_embedding else self.layout_evaluator
+        evaluator = self.layout_evaluator
+        if item.is_embedding:
+            evaluator = self.embedding_layout_evaluator
         try:
-            layout = evaluator.lay_out(value, index, count, fields)
+            layout = evaluator.lay_out(item.value, item.index, item.count, item.fields)
         except NoEncoderRows as error:
             remedy = "Send a larger one."
-            if self.item.vllm_modality == "audio" and not is_embedding:
+            if self.item.vllm_modality == "audio" and not item.is_embedding:
                 least_length = self.least_length_cell.get(self._find_least_length)
                 remedy = f"Send one of at least {least_length} samples."
             raise InputError(error.where, error.expected, error.got, remedy) from error
-        if is_embedding:
-            self._check_embedding_rows(value, index, layout.tokens.num_embeds)
+        if item.is_embedding:
+            self._check_embedding_rows(item, layout.tokens.num_embeds)
         if evaluator.depends_on_other_items:
             return layout
-        if is_largest:
+        if item.is_largest:
             if self.needs_hf:
                 # the Hugging Face processor is not called for it again
-                self.stated_largest_cell.remember(LaidOutItem(value, layout.tokens))
+                self.stated_largest_cell.remember(LaidOutItem(item.value, layout.tokens))
         elif evaluator.varies and not may_be_larger:
-            self._check_row_count(layout.tokens.num_embeds, index)
+            self._check_row_count(layout.tokens.num_embeds, item.index)
         return layout
 
-    def list_caller_ids(self, batch: ItemBatch) -> list[CallerIds]:
-        """Return what a caller writes for each item. Items are processed where layouts or targets
-        need it."""
+    def list_caller_ids(self, items: Sequence[Item]) -> list[CallerIds]:
+        """Return what a caller writes for each item.
+
+        Items are processed where layouts or targets need it.
+        """
         update = self.updates[0]
         roots = {dependency.root for dependency in update.dependencies()}
         caller_ids = []
         if isinstance(update, AlreadyExpanded) or "fields" in roots or "function" in roots:
-            for layout in self.lay_out_all(batch, may_be_larger=True):
+            self.process_for_layouts(items)
+            for item in items:
+                layout = self.lay_out(item, may_be_larger=True)
                 caller_ids.append(CallerIds(layout.updates[0].target, layout.caller_ids[0]))
             return caller_ids
-        for position, value in enumerate(batch.values):
-            scope = self.scopes.make(value, batch.index_of(position), None, batch.total)
+        for item in items:
+            scope = self.scopes.make(item.value, item.index, None, item.count)
             target = update.resolve_target(scope)
             ids = target if isinstance(update, Replace) else ()
             caller_ids.append(CallerIds(target, ids))
@@ -283,18 +251,18 @@ class BoundModality:
                 enough = length
         return enough
 
-    def _check_embedding_rows(self, value: Any, index: int, rows: int) -> None:
-        if len(value.rows) != rows:
-            where, expected = f"{self.where}[{index}]", f"{rows} embedding row(s)"
-            raise InputError(where, expected, str(len(value.rows)))
+    def _check_embedding_rows(self, item: Item, expected_count: int) -> None:
+        count = len(item.value.rows)
+        if count != expected_count:
+            where = f"{self.where}[{item.index}]"
+            raise InputError(where, f"{expected_count} embedding row(s)", str(count))
 
     def _check_row_count(self, rows: int, index: int) -> None:
-        """Refuse an item that has more encoder rows than the largest item, or than the context has
-        positions.
+        """Refuse an item that has more encoder rows than the largest item that fits the context.
 
         Raises:
-            TooManyRows: the former.
-            InputError: the latter.
+            TooManyRows: it has more than the largest item of the spec.
+            InputError: it has more than the context has positions.
         """
         if rows <= self.most_rows:
             return
@@ -316,14 +284,15 @@ class BoundModality:
 
     @property
     def needs_hf(self) -> bool:
-        """Whether the layout or the targets need, or may need, the output of the Hugging Face
-        processor."""
+        """Whether the layout or the targets may need the output of the Hugging Face processor."""
         return self.field_processor.hf_call is not None and self.needs_fields
 
     @property
     def stated_largest(self) -> LaidOutItem:
-        """The item with the most encoder rows that the spec states, and its layout, which may be
-        longer than the context."""
+        """The item with the most encoder rows that the spec states, and its layout.
+
+        The layout may be longer than the context.
+        """
         return self.stated_largest_cell.get(self._find_stated_largest)
 
     @property
@@ -333,8 +302,10 @@ class BoundModality:
 
     @property
     def most_rows(self) -> int:
-        """The most encoder rows of an item of any request: those of the stated largest item, as far
-        as the context has positions for them."""
+        """The most encoder rows of an item of any request.
+
+        The stated largest item has as many, unless the context has fewer positions.
+        """
         if self.max_model_len is None:
             return self.stated_rows
         return min(self.stated_rows, self.max_model_len)
@@ -348,8 +319,10 @@ class BoundModality:
 
     @property
     def largest(self) -> LargestItem:
-        """The item with the most encoder rows among those that fit the context, and the number of
-        these rows, which may be fewer than `most_rows`."""
+        """The item with the most encoder rows among those that fit the context.
+
+        Its rows may be fewer than `most_rows`.
+        """
         return self.largest_cell.get(self._find_largest)
 
     def largest_item(self, sizes: Mapping[str, int] | None = None) -> Any:

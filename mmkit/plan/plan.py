@@ -22,13 +22,20 @@ from ..language.vocabulary import Vocabulary, check_spec_ids, describe_id, read_
 from . import placement, text_targets
 from .guard import PlaceholderGuard
 from .hf_calls import HFCall, call_together
-from .item import Item, group_by_modality, make_batch
+from .item import Item, group_by_modality, make_batches, make_items
 from .memo import Memo
 from .merging import MergedRuns
 from .modality import BoundModality, CallerIds, Environment
 from .output import BoundOutput
 from .parsing import ItemBatch
-from .placement import EMPTY, LayoutsByModality, PlacedPrompt, Placement, PromptForm
+from .placement import (
+    EMPTY,
+    ItemLayout,
+    LayoutsByModality,
+    PlacedPrompt,
+    Placement,
+    PromptForm,
+)
 from .processing import ProcessedFields
 
 Part: TypeAlias = Literal["prompt", "decoder_prompt"]
@@ -38,8 +45,7 @@ Prompt: TypeAlias = "str | Sequence[int]"
 """A text, or token ids."""
 
 BatchesByModality: TypeAlias = Mapping[str, ItemBatch]
-FieldsByModality: TypeAlias = Mapping[str, ProcessedFields]
-"""The items of a request, and their processed fields, by modality."""
+"""The items of a request, by modality."""
 
 
 @dataclass(frozen=True)
@@ -128,18 +134,25 @@ class Plan:
             SpecError: raw items of a modality that needs the Hugging Face processor, and the plan
                 was bound without one.
         """
-        batches = self.parse_items(data)
-        fields = self.process(batches)
-        placed = self._place_items(prompt, batches, fields, tokenization)
+        items = self.parse_items(data)
+        self.process_items(items)
+        self.lay_out_items(items)
+        placed = self.place_items(self.encode(prompt, **tokenization), items)
+        fields: dict[str, ProcessedFields] = {}
+        for name, items_of_modality in group_by_modality(items).items():
+            fields[name] = [item.fields for item in items_of_modality]
         return Preview(placed.token_ids, placed.placements, fields)
 
     def expand(self, prompt: Prompt, data: Mapping[str, object]) -> list[int]:
-        """Return the ids of a prompt with the layouts of its items. Items are processed only where
-        their layouts read processed fields.
+        """Return the ids of a prompt with the layouts of its items.
 
-        Arguments and errors as for `preview`.
+        Items are processed only where their layouts read processed fields. Arguments and errors as
+        for `preview`.
         """
-        return self._place_items(prompt, self.parse_items(data)).token_ids
+        items = self.parse_items(data)
+        self._process_for_layouts(items)
+        self.lay_out_items(items)
+        return self.place_items(self.encode(prompt), items).token_ids
 
     def unexpand(self, prompt: Sequence[int], data: Mapping[str, object]) -> list[int]:
         """Return the ids that a caller writes for an expanded prompt, the inverse of `expand`.
@@ -161,7 +174,10 @@ class Plan:
         expanded = list(prompt)
         if self.spec.is_raw:
             return expanded
-        caller_ids = self._remove_layouts(expanded, self.lay_out(self.parse_items(data)))
+        items = self.parse_items(data)
+        self._process_for_layouts(items)
+        self.lay_out_items(items)
+        caller_ids = self._remove_layouts(expanded, self._group_layouts(items))
         declared = self.prompts["prompt"]
         if declared is None:
             return caller_ids
@@ -199,9 +215,10 @@ class Plan:
         return caller_ids
 
     def spell(self, data: Mapping[str, object]) -> list[int]:
-        """Return the ids that a caller writes for items, modality by modality: targets where the
-        update replaces them, whole layouts where the caller writes these, nothing where mmkit
-        inserts them.
+        """Return the ids that a caller writes for items, modality by modality.
+
+        These are targets where the update replaces them, whole layouts where the caller writes
+        layouts, and nothing where mmkit inserts the layouts.
 
         Args:
             data: as a caller writes it into ``multi_modal_data``.
@@ -217,9 +234,8 @@ class Plan:
 
     # -- the steps of a request --------------------------------------------------------------------
 
-    def parse_items(self, data: Mapping[str, object]) -> dict[str, ItemBatch]:
-        """Return the items that a caller sends, by modality; modalities without items are left
-        out.
+    def parse_items(self, data: Mapping[str, object]) -> list[Item]:
+        """Return the items that a caller sends, modality by modality.
 
         Raises:
             InputError: they are malformed, or more than the spec's limit.
@@ -229,19 +245,19 @@ class Plan:
             remedy = f'Write {{"{next(iter(self.modalities))}": [...]}}.'
             raise InputError(f"{self.spec.name}.multi_modal_data", expected, got, remedy)
         self.check_names(data)
-        batches: dict[str, ItemBatch] = {}
+        items: list[Item] = []
         for name, data_of_modality in data.items():
             modality = self.modalities[name]
             batch = modality.parser.parse(data_of_modality, self.hidden_size)
             modality.parser.check_present(batch, "None")
             modality.parser.check_count(batch.total, modality.limit)
-            if batch.values:
-                batches[name] = batch
-        return batches
+            items += make_items(name, batch)
+        return items
 
     def process(self, batches: BatchesByModality) -> dict[str, ProcessedFields]:
-        """Return the processed fields of canonical items, by modality; modalities without items are
-        left out.
+        """Return the processed fields of canonical items, by modality.
+
+        Modalities without items are left out.
 
         Raises:
             InputError: None in place of an item; or the Hugging Face processor, or a function of
@@ -260,17 +276,16 @@ class Plan:
 
         Errors as for `process`.
         """
-        groups = group_by_modality(items)
-        fields = self.process({name: make_batch(group) for name, group in groups.items()})
-        for name, group in groups.items():
-            for item, fields_of_item in zip(group, fields[name], strict=True):
+        fields = self.process(make_batches(items))
+        for name, items_of_modality in group_by_modality(items).items():
+            for item, fields_of_item in zip(items_of_modality, fields[name], strict=True):
                 item.fields = fields_of_item
 
     def lay_out_items(self, items: Sequence[Item], *, may_be_larger: bool = False) -> None:
-        """Fill in the layouts of processed items of a request.
+        """Fill in the layouts of items of a request.
 
         Args:
-            items: the items.
+            items: the items, with their processed fields as far as layouts read them.
             may_be_larger: whether they may have more encoder rows than the largest item.
 
         Raises:
@@ -278,43 +293,22 @@ class Plan:
         """
         with self.blame_options():
             for item in items:
-                item.layout = self.modalities[item.modality].lay_out(
-                    item.value,
-                    item.index,
-                    item.count,
-                    item.fields,
-                    is_embedding=item.is_embedding,
-                    is_largest=item.is_largest,
-                    may_be_larger=may_be_larger,
-                )
+                modality = self.modalities[item.modality]
+                item.layout = modality.lay_out(item, may_be_larger=may_be_larger)
 
-    def lay_out(
-        self,
-        batches: BatchesByModality,
-        fields: FieldsByModality = EMPTY,
-        *,
-        may_be_larger: bool = False,
-    ) -> dict[str, list[placement.ItemLayout]]:
-        """Return the layout of each item, by modality. Without their fields, items are processed as
-        far as their layouts need it.
+    def place_items(self, prompt: list[int], items: Sequence[Item]) -> PlacedPrompt:
+        """Rewrite a caller's prompt, and bring the layouts of its items into it.
 
         Args:
-            batches: the items, by modality.
-            fields: their processed fields, by modality.
-            may_be_larger: whether they may have more encoder rows than the largest item.
+            prompt: token ids.
+            items: all items of the request, with their layouts.
 
         Raises:
-            InputError: see `BoundModality.lay_out`.
+            InputError: see `rewrite` and `place`.
         """
-        layouts: dict[str, list[placement.ItemLayout]] = {}
-        with self.blame_options():
-            for name, modality in self.modalities.items():
-                batch = batches.get(name)
-                if batch is not None:
-                    layouts[name] = modality.lay_out_all(
-                        batch, fields.get(name), may_be_larger=may_be_larger
-                    )
-        return layouts
+        counts = {item.modality: item.count for item in items}
+        rewritten = self.rewrite("prompt", prompt, counts)
+        return self.place(rewritten, self._group_layouts(items))
 
     def place(self, prompt: list[int], layouts: LayoutsByModality) -> PlacedPrompt:
         """Bring the layouts of all items into a prompt; see `mmkit.plan.placement`.
@@ -338,26 +332,28 @@ class Plan:
         return self.runs.merge(self._place_split(prompt, present, self.reserved_targets))
 
     def blame_options(self) -> AbstractContextManager[None]:
-        """Return a context in which what fails is the caller's mistake, where this is the plan of a
-        request's options: without these, the spec is sound."""
+        """Return a context that reports errors as mistakes in the options of a request.
+
+        It does so only in a plan for options: without them, the spec is sound.
+        """
         if not self.guard.is_for_options:
             return nullcontext()
         return report_as_options_error(self.options_where)
 
-    def shortest_prompt(self, batches: BatchesByModality) -> list[int]:
-        """Return the shortest prompt that takes some items: what `spell` writes for them, behind
-        the prefix after which mmkit inserts some, unless `prompt` of the spec writes it.
+    def shortest_prompt(self, items: Sequence[Item]) -> list[int]:
+        """Return the shortest prompt for items.
 
-        Errors as for `spell`.
+        It is what `spell` writes for them, after the prefix behind which mmkit inserts layouts,
+        unless `prompt` of the spec writes that prefix. Errors as for `spell`.
         """
         ids: list[int] = []
         prefix: Target = ()
-        for caller_ids in self._list_caller_ids(batches):
+        for caller_ids in self._list_caller_ids(items):
             ids += caller_ids.ids
             if caller_ids.target and not caller_ids.ids and not prefix:
                 prefix = caller_ids.target
         if prefix and tuple(self.rewrite("prompt", [])[: len(prefix)]) != prefix:
-            return [*prefix, *ids]
+            return list(prefix) + ids
         return ids
 
     # -- prompts -----------------------------------------------------------------------------------
@@ -387,11 +383,10 @@ class Plan:
     def rewrite(
         self, part: Part, prompt: list[int], counts: Mapping[str, int] = EMPTY
     ) -> list[int]:
-        """Return a caller's prompt after `prompt` or `decoder_prompt` of the spec; unchanged where
-        the spec declares neither.
+        """Return a caller's prompt as `prompt` or `decoder_prompt` of the spec rewrites it.
 
-        The ids of `ending_with` are not appended twice, for example to a prompt that was rewritten
-        before.
+        It is unchanged where the spec does not declare that part. The ids of `ending_with` are not
+        appended twice, for example to a prompt that was rewritten before.
 
         Args:
             part: "prompt" or "decoder_prompt".
@@ -542,25 +537,27 @@ class Plan:
             raise InputError(self.options_where, expected, "others")
         return self.modalities[name]
 
-    def _list_caller_ids(self, batches: BatchesByModality) -> list[CallerIds]:
+    def _process_for_layouts(self, items: Sequence[Item]) -> None:
+        """Fill in the processed fields of items as far as their layouts read them."""
+        with self.blame_options():
+            for name, items_of_modality in group_by_modality(items).items():
+                self.modalities[name].process_for_layouts(items_of_modality)
+
+    def _list_caller_ids(self, items: Sequence[Item]) -> list[CallerIds]:
         """Return the target of each item, and the ids that a caller writes for it."""
         caller_ids: list[CallerIds] = []
-        for name, batch in batches.items():
-            caller_ids += self.modalities[name].list_caller_ids(batch)
+        for name, items_of_modality in group_by_modality(items).items():
+            caller_ids += self.modalities[name].list_caller_ids(items_of_modality)
         return caller_ids
 
-    def _place_items(
-        self,
-        prompt: Prompt,
-        batches: BatchesByModality,
-        fields: FieldsByModality = EMPTY,
-        tokenization: Mapping[str, Any] = EMPTY,
-    ) -> PlacedPrompt:
-        """Return a caller's prompt with the layouts of its items in it."""
-        ids = self.encode(prompt, **tokenization)
-        layouts = self.lay_out(batches, fields)
-        counts = {name: batch.total for name, batch in batches.items()}
-        return self.place(self.rewrite("prompt", ids, counts), layouts)
+    def _group_layouts(self, items: Sequence[Item]) -> dict[str, list[ItemLayout]]:
+        """Return the layouts of items, by modality."""
+        layouts: dict[str, list[ItemLayout]] = {}
+        for item in items:
+            # a cache may have filled in the layout that the item had at another position
+            layout = item.layout.for_index(item.index)
+            layouts.setdefault(item.modality, []).append(layout)
+        return layouts
 
     def _place_split(
         self,
@@ -569,8 +566,10 @@ class Plan:
         reserved: Mapping[Target, str],
         forms: Sequence[PromptForm] = tuple(PromptForm),
     ) -> PlacedPrompt:
-        """Place layouts in a prompt after the tokens that merge are split; see
-        `mmkit.plan.placement.place`."""
+        """Place layouts in a prompt after the tokens that merge are split.
+
+        For arguments and errors, see `mmkit.plan.placement.place`.
+        """
         if layouts and self.runs.tokens_by_length:
             prompt = self.runs.split(prompt)
             layouts = self.runs.split_layouts(layouts)
@@ -578,8 +577,10 @@ class Plan:
 
 
 def find_hidden_size(config: Any) -> int | None:
-    """Return the width of the language model's rows by a Hugging Face config, computed as in vLLM;
-    None if the config does not state it."""
+    """Return the width of the language model's rows by a Hugging Face config, computed as in vLLM.
+
+    None if the config does not state it.
+    """
     for size in read_text_config(config, "projection_dim", "projection_size", "hidden_size"):
         if isinstance(size, int):
             return size

@@ -79,8 +79,9 @@ class _CachedFacts(SimpleNamespace):
 
 @contextmanager
 def refuse_item(where: str, index: int | None, facts: Any) -> Iterator[None]:
-    """Report a ValueError of a function of the spec, or of a library that it calls, as the refusal
-    of an item of a request.
+    """Report a ValueError in a function of the spec as the refusal of an item of a request.
+
+    A library that the function calls may raise it.
 
     Args:
         where: names the modality.

@@ -34,7 +34,7 @@ from ..language.items import ItemType
 from ..language.items.pictures import upright_rgb
 from ..language.items.tensor import DTYPES, Text
 from ..language.layout import Target
-from ..plan.parsing import ItemBatch
+from ..plan.item import Item
 from .decoding import decode_fields, decode_json, quote, starts_with
 from .protocol import Limits, ModalityInfo
 
@@ -424,11 +424,12 @@ def _find_fixed_target(modality: BoundModality) -> list[int] | None:
     if modality.needs_hf or modality.layout_evaluator.depends_on_index:
         return None
     targets: set[Target] = set()
-    items = list(modality.item.candidates())
-    items.extend(modality.item.smallest())
-    for item in items:
-        for _, target in modality.list_caller_ids(ItemBatch.whole([item])):
-            targets.add(target)
+    values = list(modality.item.candidates())
+    values.extend(modality.item.smallest())
+    for value in values:
+        item = Item(modality=modality.name, index=0, count=1, value=value)
+        for caller_ids in modality.list_caller_ids([item]):
+            targets.add(caller_ids.ids)
     if len(targets) != 1:
         return None
     return list(targets.pop())

@@ -131,9 +131,9 @@ def _list_variants(subject: Subject, request: Request) -> list[Given]:
     Items are in canonical form: hand-written classes interpret other forms differently.
     """
     plan: Any = subject.plan
-    data = {}
-    for name, parsed_items in plan.parse_items(request.data()).items():
-        data[name] = list(parsed_items.values)
+    data: dict[str, list[Any]] = {}
+    for item in plan.parse_items(request.data()):
+        data.setdefault(item.modality, []).append(item.value)
     prompts: list[Any] = [request.prompt]
     tokenizer = subject.processor.info.ctx.tokenizer
     if tokenizer is not None:

@@ -16,7 +16,6 @@ from ..errors import SpecError, report_as_spec_error
 from ..language.spec import Declaration
 from ..plan.bind import bind
 from ..plan.hf_calls import LazyProcessor
-from ..plan.item import group_by_modality, make_batch
 from ..plan.plan import Plan
 from . import compat
 from .items import Parser, RequestItems, get_embeds_size
@@ -168,10 +167,8 @@ class DummyInputs(compat.BaseDummyInputsBuilder[ProcessingInfo]):
         data = self.get_dummy_mm_data(seq_len, mm_counts, mm_options)
         items = self.info.new_parser().parse_mm_data(data)
         items.largest = frozenset(name for name in items if not _read_sizes(mm_options, name))
-        groups = group_by_modality(items.make_items({}))
-        batches = {name: make_batch(group) for name, group in groups.items()}
         with report_as_spec_error():
-            return self.info.plan.shortest_prompt(batches), items
+            return self.info.plan.shortest_prompt(items.make_items({})), items
 
     if compat.BUILDER_MAKES_DUMMIES:
 

@@ -17,7 +17,7 @@ from functools import wraps
 from typing import Any
 
 from ..errors import MmkitError
-from ..plan.item import group_by_modality, make_batch
+from ..plan.item import make_batches
 from ..rendering.pool import Recipe, RenderProcesses
 from .items import Needed, Offloaded
 
@@ -94,9 +94,7 @@ def wrap_process_tokens(
                 return await process_tokens(offloaded_prompt, **options)
             except Needed as needed:
                 items = needed.items
-            groups = group_by_modality(items)
-            batches = {name: make_batch(group) for name, group in groups.items()}
-            fields = await asyncio.wrap_future(processes.process(batches))
+            fields = await asyncio.wrap_future(processes.process(make_batches(items)))
             offloaded.add_fields(items, fields)
         return await process_tokens(prompt, **options)
 

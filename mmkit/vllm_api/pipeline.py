@@ -326,12 +326,7 @@ def place_items(plan: Plan, request: Request) -> PlacedPrompt:
     ids = request.prompt
     if isinstance(ids, str):
         ids = plan.encode(ids, **request.tokenization)
-    counts: dict[str, int] = {}
-    layouts: dict[str, list[Any]] = {}
-    for name, items in group_by_modality(request.items).items():
-        counts[name] = len(items)
-        layouts[name] = [item.layout.for_index(item.index) for item in items]
-    return plan.place(plan.rewrite("prompt", ids, counts), layouts)
+    return plan.place_items(ids, request.items)
 
 
 # -- 7: exchange -----------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ from mmkit import (
     where,
 )
 from mmkit.plan.bind import bind, plan_for_options
+from mmkit.plan.item import Item, make_items
 from mmkit.plan.parsing import ItemBatch
 
 from .common import CONFIG, Tokenizer, bind_modality, bind_plan, expect_refusal, make_modality
@@ -423,7 +424,8 @@ def write_nine(items, scope):
 def test_what_a_caller_writes_for_an_item(update, layout, ids, has_target):
     modality = bind_modality(update=update, layout=layout, process=write_nine)
     larger_than_largest = torch.zeros(3, 2)
-    _, second = modality.list_caller_ids(ItemBatch.whole([larger_than_largest, ONE]))
+    batch = ItemBatch.whole([larger_than_largest, ONE])
+    _, second = modality.list_caller_ids(make_items("m", batch))
     assert list(second.ids) == ids
     assert list(second.target) == (ids if has_target else [])
 
@@ -842,9 +844,9 @@ def test_an_error_beside_a_cached_item_names_the_item_of_the_request():
     )
     missing = ItemBatch([None], embeds=False, total=2, indices=[1])
     expect_refusal(InputError, "spec.m[1]: expected a …, got None, …", plan.process, {"m": missing})
-    too_long = ItemBatch([torch.ones(5)], embeds=False, total=2, indices=[1])
+    too_long = Item(modality="m", index=1, count=2, value=torch.ones(5))
     with pytest.raises(InputError, match=r"^spec\.m\[1\]: expected at most 4 encoder row"):
-        plan.modalities["m"].lay_out_all(too_long)
+        plan.lay_out_items([too_long])
 
 
 def test_what_binding_has_learned_holds_with_options():
