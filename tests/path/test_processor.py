@@ -36,6 +36,7 @@ from mmkit import (
     insert,
     item,
     kwargs,
+    later,
     literal,
     proc,
     replace,
@@ -460,6 +461,23 @@ def test_the_hashes_of_items_that_are_applied_twice_are_those_of_their_options()
     without_options, with_options, again_without = hashes
     assert without_options == again_without
     assert without_options != with_options
+
+
+def refuse_nines(value: torch.Tensor) -> float:
+    if float(value[0, 0]) == 9:
+        raise ValueError("nine is too much")
+    return float(value[0, 0])
+
+
+def test_an_error_beside_a_cached_item_names_the_item_of_the_request() -> None:
+    """Only the second item is processed: it is the first of its batch."""
+    instance = processor(plain(fields={"frames": batched(), "first": derived(later(refuse_nines)(fields.frames))}))
+    caches = make_caches(instance)
+    run(instance, "<frame>", FRAME, caches=caches)
+    with pytest.raises(InputError, match=r"^plain\.frames\[1\]: .* nine is too much"):
+        run(instance, "<frame> <frame>", {"frames": [ONES, ONES * 9]}, caches=caches)
+    with pytest.raises(InputError, match=r"^plain\.frames\[1\]: .* no such item in the cache"):
+        run(instance, "<frame> <frame>", {"frames": [ONES, None]}, caches=caches)
 
 
 def test_the_senders_cache_holds_no_tensors() -> None:
