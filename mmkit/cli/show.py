@@ -28,7 +28,7 @@ from ..errors import InputError, MmkitError, convert_errors
 from ..importing import import_named
 from ..language.expr import STATIC, Scope, evaluate
 from ..language.field import Field
-from ..language.items import shape_text
+from ..language.items import write_shape
 from ..language.layout import Fixed
 from ..language.modality import Modality
 from ..language.node import Dependency, dependencies, write_source
@@ -221,7 +221,7 @@ def _describe_field(field: Field) -> str:
     """Return shape and dtype of a bound field, as far as they are declared."""
     words: list[str] = []
     if field.shape is not None:
-        words.append(shape_text(field.shape))
+        words.append(write_shape(field.shape))
     if field.dtype:
         words.append(str(field.dtype))
     return " ".join(words)
@@ -237,7 +237,7 @@ def _list_output(output: Output, plan: Plan | None) -> list[_Row]:
         tokens = f"{count_noun(bound.num_tokens, 'token')}: {allowed}"
         # `decode` may read what the folder lacks, for example weights
         with suppress(MmkitError):
-            form = f"{shape_text(bound.shape)} {bound.dtype}"
+            form = f"{write_shape(bound.shape)} {bound.dtype}"
     rows = [
         _Row("layout", repr(output.layout), tokens),
         _Row("decode", write_source(output.decode), form),
@@ -369,7 +369,7 @@ def _describe_value(value: Any) -> str:
     dtype = getattr(value, "dtype", type(value).__name__)
     text = str(dtype).removeprefix("torch.")
     if getattr(value, "shape", ()):
-        text = f"{shape_text(tuple(value.shape))} {text}"
+        text = f"{write_shape(tuple(value.shape))} {text}"
     return text
 
 

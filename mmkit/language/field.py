@@ -45,7 +45,7 @@ from .expr import (
     evaluate,
     to_python,
 )
-from .items import Size, dtype_name, fits, shape_text
+from .items import Size, dtype_name, fits, write_shape
 from .layout import to_whole
 from .node import (
     Converted,
@@ -174,7 +174,7 @@ class Field(Part):
         if self.varies:
             sizes = evaluate_all(sizes, scope)
         if not fits(shape, sizes):
-            raise SpecError(where, f"shape {shape_text(sizes)} per item", str(shape))
+            raise SpecError(where, f"shape {write_shape(sizes)} per item", str(shape))
 
 
 class Batched(Field):

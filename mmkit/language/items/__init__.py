@@ -9,8 +9,8 @@ Each item type is one class with everything that depends on the type; `ItemType`
 """
 
 from .base import SCOPES, ItemType, flatten_options, select_options
-from .size import Between, Size, between, fits, shape_text
+from .size import Between, Size, between, fits, write_shape
 from .values import dtype_name
 
 __all__ = ["SCOPES", "Between", "ItemType", "Size", "between", "dtype_name"]
-__all__ += ["fits", "flatten_options", "select_options", "shape_text"]
+__all__ += ["fits", "flatten_options", "select_options", "write_shape"]

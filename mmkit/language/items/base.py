@@ -15,7 +15,7 @@ from ..expr import Scope
 from ..node import Part, evaluate_all
 from .memory import copy_if_shared
 from .size import Between
-from .size import ends as ends
+from .size import get_ends as get_ends
 from .values import ARRAYS, describe
 from .values import check_finite as check_finite
 from .values import describe_array as describe_array
@@ -328,6 +328,6 @@ def repeat_values(values: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndar
     return np.resize(values, tuple(shape))
 
 
-def num_drawn(shape: Sequence[int]) -> int:
+def count_drawn_values(shape: Sequence[int]) -> int:
     """Return how many values are drawn for a random array of a shape."""
     return min(math.prod(shape), _MAX_DRAWN)

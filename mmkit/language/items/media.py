@@ -15,9 +15,9 @@ import torch
 from ...errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, as_expression, as_expressions, to_python
 from ..node import Converted, parameter
-from .base import GIB, ItemType, num_drawn, repeat_values
-from .pictures import check_file, pil, upright_rgb
-from .size import Between, Sizes, check_positive, check_size, is_number, sizes_of
+from .base import GIB, ItemType, count_drawn_values, repeat_values
+from .pictures import check_file, import_pil, upright_rgb
+from .size import Between, Sizes, check_positive, check_size, convert_shapes, is_number
 from .values import (
     ARRAYS,
     SCALARS,
@@ -58,7 +58,7 @@ class _Media(ItemType):
     def bind(self, scope: Scope) -> Self:
         bound = super().bind(scope)
         where = f"{type(self).__name__}.largest"
-        bound = replace(bound, largest=sizes_of(bound.largest, len(self.dummy_sizes), where))
+        bound = replace(bound, largest=convert_shapes(bound.largest, len(self.dummy_sizes), where))
         for sizes in bound.largest:
             bound.check_bytes(sizes)
         return bound
@@ -107,7 +107,7 @@ class Image(_Media):
 
     def convert(self, value: object, where: str) -> Any:
         media = getattr(value, "media", value)  # vLLM wraps decoded media together with its bytes
-        if isinstance(media, pil().Image):
+        if isinstance(media, import_pil().Image):
             return self._convert_picture(value, media, where)
         if isinstance(media, ARRAYS):
             return self._convert_array(value, media, where)
@@ -156,18 +156,18 @@ class Image(_Media):
         return value
 
     def facts(self, value: Any, index: int) -> SimpleNamespace:
-        width, height = _image_size(getattr(value, "media", value))
+        width, height = _get_image_size(getattr(value, "media", value))
         return SimpleNamespace(index=index, width=width, height=height)
 
     def sizes(self, value: Any) -> tuple[int, ...]:
-        return _image_size(getattr(value, "media", value))
+        return _get_image_size(getattr(value, "media", value))
 
     def blank(self, *sizes: int) -> Any:
-        return pil().new("RGB", sizes, color=(255, 255, 255))
+        return import_pil().new("RGB", sizes, color=(255, 255, 255))
 
     def random(self, sizes: Sequence[int], generator: np.random.Generator) -> Any:
         width, height = self.nearest(sizes)
-        return pil().fromarray(_random_pixels((height, width, 3), generator), "RGB")
+        return import_pil().fromarray(_make_random_pixels((height, width, 3), generator), "RGB")
 
     def num_bytes(self, sizes: Sequence[int]) -> int:
         return math.prod(sizes) * 3
@@ -215,7 +215,7 @@ class Video(_Media):
         return _is_pair(data) or (len(data) > 0 and _is_frame(data[0]))
 
     def convert(self, value: object, where: str) -> Any:
-        frames, metadata = _video_parts(value)
+        frames, metadata = _split_video(value)
         if self.metadata and metadata is None:
             raise InputError(where, "a (frames, metadata) pair", "frames without metadata")
         expected = "an array of shape (frames, height, width, 3)"
@@ -237,8 +237,8 @@ class Video(_Media):
         return frames
 
     def facts(self, value: Any, index: int) -> SimpleNamespace:
-        frames, metadata = _video_parts(value)
-        width, height = _image_size(frames[0])
+        frames, metadata = _split_video(value)
+        width, height = _get_image_size(frames[0])
         return SimpleNamespace(
             index=index, frames=len(frames), width=width, height=height, metadata=metadata
         )
@@ -250,8 +250,8 @@ class Video(_Media):
         return [int(frames * fraction)] + super().scale_sizes(sides, fraction_of_frame)
 
     def sizes(self, value: Any) -> tuple[int, ...]:
-        frames, _ = _video_parts(value)
-        width, height = _image_size(frames[0])
+        frames, _ = _split_video(value)
+        width, height = _get_image_size(frames[0])
         return len(frames), width, height
 
     def blank(self, *sizes: int) -> Any:
@@ -261,7 +261,7 @@ class Video(_Media):
 
     def random(self, sizes: Sequence[int], generator: np.random.Generator) -> Any:
         frames, width, height = self.nearest(sizes)
-        return self._add_metadata(_random_pixels((frames, height, width, 3), generator))
+        return self._add_metadata(_make_random_pixels((frames, height, width, 3), generator))
 
     def _add_metadata(self, video: np.ndarray[Any, Any]) -> Any:
         """Return the canonical item of some frames, one per second."""
@@ -415,16 +415,19 @@ class Audio(_Media):
 
     def random(self, sizes: Sequence[int], generator: np.random.Generator) -> np.ndarray[Any, Any]:
         shape = self.nearest(sizes)
-        samples = generator.uniform(-1, 1, num_drawn(shape)).astype(np.float32)
+        samples = generator.uniform(-1, 1, count_drawn_values(shape)).astype(np.float32)
         return repeat_values(samples, shape)
 
     def num_bytes(self, sizes: Sequence[int]) -> int:
         return 4 * sizes[0]
 
 
-def _random_pixels(shape: Sequence[int], generator: np.random.Generator) -> np.ndarray[Any, Any]:
+def _make_random_pixels(
+    shape: Sequence[int], generator: np.random.Generator
+) -> np.ndarray[Any, Any]:
     """Return random bytes of a shape."""
-    return repeat_values(generator.integers(0, 256, num_drawn(shape), dtype=np.uint8), shape)
+    count = count_drawn_values(shape)
+    return repeat_values(generator.integers(0, 256, count, dtype=np.uint8), shape)
 
 
 def _resample_by_library(samples: np.ndarray[Any, Any], before: int, after: int, where: str) -> Any:
@@ -449,7 +452,7 @@ def _make_picture(pixels: np.ndarray[Any, Any]) -> Any:
     """Return a PIL image of uint8 pixels (height, width, 3) or (3, height, width)."""
     if pixels.shape[-1] != 3:
         pixels = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
-    return pil().fromarray(pixels, "RGB")
+    return import_pil().fromarray(pixels, "RGB")
 
 
 def _check_metadata(metadata: Mapping[str, Any], count: int, where: str) -> None:
@@ -543,7 +546,7 @@ def _is_pair(value: Any) -> bool:
     return is_pair and (value[1] is None or isinstance(value[1], Mapping))
 
 
-def _video_parts(value: Any) -> tuple[Any, Any]:
+def _split_video(value: Any) -> tuple[Any, Any]:
     """Return the frames of a video, and its metadata, or None."""
     value = getattr(value, "media", value)
     if not _is_pair(value):
@@ -552,7 +555,7 @@ def _video_parts(value: Any) -> tuple[Any, Any]:
     return getattr(frames, "media", frames), metadata
 
 
-def _image_size(image: Any) -> tuple[int, int]:
+def _get_image_size(image: Any) -> tuple[int, int]:
     """Return (width, height) of an image.
 
     As in vLLM, the last dimension of an array is the channels if it is 1, 3 or 4.

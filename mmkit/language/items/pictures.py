@@ -44,7 +44,7 @@ def upright_rgb(image: Any, where: str) -> Any:
     if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
         return image.convert("RGB")
     image = image.convert("RGBA")
-    white = pil().new("RGB", image.size, (255, 255, 255))
+    white = import_pil().new("RGB", image.size, (255, 255, 255))
     white.paste(image, mask=image.getchannel("A"))
     return white
 
@@ -81,8 +81,8 @@ def check_file(data: bytes, where: str) -> None:
     if data.startswith(_ALWAYS_8_BITS):
         return
     try:
-        image = pil().open(io.BytesIO(data))
-    except pil().UnidentifiedImageError:
+        image = import_pil().open(io.BytesIO(data))
+    except import_pil().UnidentifiedImageError:
         return  # what another loader than PIL's has decoded
     check_depth(image, where)
     try:
@@ -108,7 +108,7 @@ def _describe_error(error: Exception) -> str:
 
 
 @cache
-def pil() -> Any:
+def import_pil() -> Any:
     """Return PIL's module of images, which models without any do not load."""
     from PIL import Image as PILImage
 

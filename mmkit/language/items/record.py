@@ -168,15 +168,15 @@ class Record(ItemType):
         return sizes_of_parts
 
     def random(self, sizes: Sequence[int], generator: np.random.Generator) -> dict[str, Any]:
-        sizes_of = self._split_sizes(sizes)
+        sizes_of_parts = self._split_sizes(sizes)
         record: dict[str, Any] = {}
         for name in self.parts:
-            record[name] = self.part(name, record).random(sizes_of[name], generator)
+            record[name] = self.part(name, record).random(sizes_of_parts[name], generator)
         return record
 
     def num_bytes(self, sizes: Sequence[int]) -> int:
-        sizes_of = self._split_sizes(sizes)
-        return sum(part.num_bytes(sizes_of[name]) for name, part in self.parts.items())
+        sizes_of_parts = self._split_sizes(sizes)
+        return sum(part.num_bytes(sizes_of_parts[name]) for name, part in self.parts.items())
 
     def candidates(self, fraction: float = 1.0, most: Sequence[float] = ()) -> list[dict[str, Any]]:
         most_of_parts = self._split_sizes(most)

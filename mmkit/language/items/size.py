@@ -58,12 +58,12 @@ def check_positive(number: Any, where: str) -> None:
 
 def check_size(size: Any, where: str) -> None:
     """Refuse a value of a bound part that is no size."""
-    least, most = ends(size)
+    least, most = get_ends(size)
     if not _is_whole(least, 0) or not _is_whole(most, 0) or least > most:
         raise SpecError(where, "whole numbers >= 0, in order", str(size))
 
 
-def sizes_of(value: Any, width: int, where: str) -> tuple[tuple[int, ...], ...]:
+def convert_shapes(value: Any, width: int, where: str) -> tuple[tuple[int, ...], ...]:
     """Return one shape, or several, as a tuple of shapes.
 
     Args:
@@ -92,7 +92,7 @@ def _is_whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and is_number(value) and value >= least
 
 
-def shape_text(shape: Sequence[Any]) -> str:
+def write_shape(shape: Sequence[Any]) -> str:
     """Return a shape for messages: ``(6, 1..3)``."""
     sizes = ", ".join([str(to_python(size)) for size in shape])
     if len(shape) == 1:
@@ -100,7 +100,7 @@ def shape_text(shape: Sequence[Any]) -> str:
     return f"({sizes})"
 
 
-def ends(size: Any) -> tuple[Any, Any]:
+def get_ends(size: Any) -> tuple[Any, Any]:
     """Return the least and the most of a size."""
     if isinstance(size, Between):
         return size.least, size.most
@@ -114,7 +114,7 @@ def fits(shape: Sequence[int], sizes: Sequence[Any]) -> bool:
     if len(shape) != len(sizes):
         return False
     for number, size in zip(shape, sizes, strict=True):
-        least, most = ends(size)
+        least, most = get_ends(size)
         if not least <= number <= most:
             return False
     return True

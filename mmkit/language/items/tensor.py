@@ -16,9 +16,19 @@ import torch
 from ...errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, Value, as_expression, as_expression_tuple, as_expressions
 from ..node import Converted, parameter
-from .base import ItemType, num_drawn, repeat_values
+from .base import ItemType, count_drawn_values, repeat_values
 from .memory import copy_if_shared
-from .size import Between, Size, Sizes, check_positive, check_size, ends, fits, shape_text, sizes_of
+from .size import (
+    Between,
+    Size,
+    Sizes,
+    check_positive,
+    check_size,
+    convert_shapes,
+    fits,
+    get_ends,
+    write_shape,
+)
 from .values import (
     ARRAYS,
     LARGEST_FLOAT16,
@@ -113,10 +123,10 @@ class Tensor(ItemType):
             check_size(size, f"Tensor.shape[{axis}] = {self.shape[axis]!s}")
         largest: tuple[Any, ...] = (tuple(size.most for size in bound.bounds()),)
         if bound.largest is not None:
-            largest = sizes_of(bound.largest, bound.ndim, "Tensor.largest")
+            largest = convert_shapes(bound.largest, bound.ndim, "Tensor.largest")
         for shape in largest:
             if not fits(shape, bound.shape):
-                expected = f"a shape within {shape_text(bound.shape)}"
+                expected = f"a shape within {write_shape(bound.shape)}"
                 raise SpecError("Tensor.largest", expected, repr(shape))
         bound = replace(bound, bound=bound._limit_bound(), largest=largest)
         for shape in largest:
@@ -149,7 +159,7 @@ class Tensor(ItemType):
 
     @cached_property
     def expected(self) -> str:
-        return f"a {shape_text(self.shape)} {self.dtype} tensor"
+        return f"a {write_shape(self.shape)} {self.dtype} tensor"
 
     def _is_one(self, data: Sequence[Any]) -> bool:
         """Return whether nested lists are one item, judged by their first number."""
@@ -248,7 +258,7 @@ class Tensor(ItemType):
     def _range(self) -> tuple[Any, Any]:
         """The least and the most that a value may be."""
         if isinstance(self.bound, Between):
-            return ends(self.bound)
+            return get_ends(self.bound)
         if self.torch_dtype.is_floating_point:
             return -self.bound, self.bound
         limits = torch.iinfo(self.torch_dtype)
@@ -274,7 +284,7 @@ class Tensor(ItemType):
         their dtype bounds are from 0 to 9, because many are the ids of a small table.
         """
         shape = self.nearest(sizes)
-        count = num_drawn(shape)
+        count = count_drawn_values(shape)
         dtype = self.torch_dtype
         values: np.ndarray[Any, Any]
         if dtype.is_floating_point:
@@ -298,13 +308,13 @@ class Tensor(ItemType):
         return math.prod(sizes) * self.torch_dtype.itemsize
 
     def bounds(self) -> list[Between]:
-        return [Between(*ends(size)) for size in self.shape]
+        return [Between(*get_ends(size)) for size in self.shape]
 
     def schema(self) -> dict[str, Any]:
-        schema: dict[str, Any] = {"shape": [_in_json(size) for size in self.shape]}
+        schema: dict[str, Any] = {"shape": [_size_to_json(size) for size in self.shape]}
         schema["dtype"] = self.dtype
         if isinstance(self.bound, Between):
-            schema["values"] = _in_json(self.bound)
+            schema["values"] = _size_to_json(self.bound)
         return schema
 
 
@@ -331,14 +341,14 @@ def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:
     return True
 
 
-def _in_json(size: Any) -> Any:
+def _size_to_json(size: Any) -> Any:
     """Return a size as clients see it in JSON.
 
     It is a number, [least, most] for a size that varies, or the source of an expression over other
     parts of a record.
     """
     if isinstance(size, Between):
-        return [_in_json(end) for end in ends(size)]
+        return [_size_to_json(end) for end in get_ends(size)]
     if isinstance(size, int):
         return size
     return repr(size)

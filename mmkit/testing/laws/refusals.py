@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from ...errors import InputError
-from ...language.items.base import ends
+from ...language.items.base import get_ends
 from ...language.layout import as_text
 from ...plan.plan import Plan
 from .. import vllm_path
@@ -155,7 +155,7 @@ def _find_wrong_tensors(kind: Any, value: Any) -> Iterator[_WrongTensor]:
         wrong_numbers["NaN"] = torch.nan
     bound = getattr(kind, "bound", None)
     if bound is not None:
-        _, most = ends(bound)
+        _, most = get_ends(bound)
         wrong_numbers["a value beyond the bound"] = 2 * most + 1
     if value.numel() == 0:
         return
