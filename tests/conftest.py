@@ -45,7 +45,13 @@ OURS = pytest.StashKey[str]()
 """The same folder, in the process that makes and removes it."""
 
 SECONDS = Path(__file__).with_name("seconds.json")
-"""Seconds of each scope of five and more; ``--store-seconds`` writes them."""
+"""Seconds of each slow scope; ``--store-seconds`` writes them."""
+
+SLOW_SECONDS = 5
+"""Seconds from which a scope is slow."""
+
+FOLDERS_OF_SCOPES = ("tests/engine", "tests/night", "tests/path", "tests/unit")
+"""Folders of which each file is a scope of its own."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,60 +59,88 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The first process of a run makes one folder for all temporary files, also those of killed processes."""
+    """Make one folder for all temporary files of a run, also those of killed processes, in its first process."""
     if TEMPORARY not in os.environ:
-        get_temp_dir()  # that of multiprocessing, which it removes after this folder is gone
-        os.environ[TEMPORARY] = folder = tempfile.mkdtemp(prefix="mmkit-")
-        config.stash[OURS] = folder
-    tempfile.tempdir = os.environ["TMPDIR"] = os.environ[TEMPORARY]
-    os.environ["VLLM_RPC_BASE_PATH"] = os.environ[TEMPORARY]
-    if config.getoption("store_seconds") and not hasattr(config, "workerinput"):
+        # multiprocessing makes its folder outside of ours, since it removes that when ours is gone already
+        get_temp_dir()
+        config.stash[OURS] = tempfile.mkdtemp(prefix="mmkit-")
+        os.environ[TEMPORARY] = config.stash[OURS]
+
+    folder = os.environ[TEMPORARY]
+    tempfile.tempdir = folder
+    os.environ["TMPDIR"] = folder
+    os.environ["VLLM_RPC_BASE_PATH"] = folder
+
+    is_worker = hasattr(config, "workerinput")
+    if config.getoption("store_seconds") and not is_worker:
         config.pluginmanager.register(Stopwatch())
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
-    if exitstatus and (folder := config.stash.get(OURS, None)):
+    folder = config.stash.get(OURS, None)
+    if exitstatus and folder:
         terminalreporter.write_line(f"temporary files are left in {folder}")
         del config.stash[OURS]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if folder := config.stash.get(OURS, None):
+    folder = config.stash.get(OURS, None)
+    if folder:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def scope_of(nodeid: str) -> str:
-    """The tests that run in one process: those of a file, or of a folder of tests/engine, which share an engine."""
-    file = nodeid.partition("::")[0]
+def get_scope(nodeid: str) -> str:
+    """Return the scope of a test: the file or folder whose tests run in one process.
+
+    It is a file, or a folder in tests/engine, whose tests share an engine.
+    """
+    file, _, _ = nodeid.partition("::")
     folder, _, _ = file.rpartition("/")
-    return file if folder in ("tests/engine", "tests/night", "tests/path", "tests/unit") else folder
+    if folder in FOLDERS_OF_SCOPES:
+        return file
+    return folder
 
 
 class Stopwatch:
-    """Adds up what the tests of a scope take, fixtures included."""
+    """Adds up the seconds of the tests of each scope, fixtures included."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[scope_of(report.nodeid)] += report.duration
+        self.seconds[get_scope(report.nodeid)] += report.duration
 
     def pytest_sessionfinish(self) -> None:
-        longest = sorted(self.seconds, key=self.seconds.__getitem__, reverse=True)
-        rounded = {scope: round(self.seconds[scope]) for scope in longest if self.seconds[scope] >= 5}
+        rounded = {}
+        for scope in sorted(self.seconds, key=self.seconds.__getitem__, reverse=True):
+            if self.seconds[scope] >= SLOW_SECONDS:
+                rounded[scope] = round(self.seconds[scope])
         SECONDS.write_text(json.dumps(rounded, indent=2) + "\n")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest scopes start first, so that no worker waits for another at the end. Of the others, tests/engine comes
-    first, as it is collected."""
+    """Put the longest scopes first, so that no worker waits for another at the end.
+
+    The sort keeps the order of the others as it is collected, with tests/engine first. Tests outside of this folder,
+    those of the documentation, come last.
+    """
     seconds = json.loads(SECONDS.read_text())
     here = Path(__file__).parent
-    ours = [item for item in items if item.path.is_relative_to(here)]
 
-    ours.sort(key=lambda item: -seconds.get(scope_of(item.nodeid), 0))
-    items[:] = [*ours, *(item for item in items if not item.path.is_relative_to(here))]
-    for item in ours:
+    def get_seconds(item: pytest.Item) -> int:
+        return seconds.get(get_scope(item.nodeid), 0)
+
+    tests_here = []
+    tests_elsewhere = []
+    for item in items:
+        if item.path.is_relative_to(here):
+            tests_here.append(item)
+        else:
+            tests_elsewhere.append(item)
+
+    tests_here.sort(key=get_seconds, reverse=True)
+    items[:] = tests_here + tests_elsewhere
+    for item in tests_here:
         if item.path.is_relative_to(here / "engine"):
             item.add_marker(pytest.mark.engine)
 
@@ -117,5 +151,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 class ByCheckpoint(LoadScopeScheduling):
+    """Runs the tests of a scope in one worker."""
+
     def _split_scope(self, nodeid: str) -> str:
-        return scope_of(nodeid)
+        return get_scope(nodeid)
