@@ -1,6 +1,5 @@
 """Small pretrained language models, with what `mmkit new --language-model` meets in the large ones."""
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,14 @@ CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-SENTENCES = [f"channel {channel} {way}" for channel, way in product(range(4), ("falls", "rises"))]
+SENTENCES = [f"channel {channel} {verb}" for channel in range(4) for verb in ("falls", "rises")]
 
 
-def language_model(
+def train_language_model(
     folder: Path, config_class: Any, *, chat_template: str | None, steps: int = 100, **options: Any
 ) -> Path:
-    """A language model that was trained on the answers of the data that `mmkit new` writes. Returns the folder."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=290, special_tokens=special, initial_alphabet=alphabet)
-    bpe.train_from_iterator(SENTENCES, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", chat_template=chat_template)
+    """Train a language model on the answers of the data that `mmkit new` writes, and return its folder."""
+    tokenizer = train_tokenizer(chat_template)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     config = config_class(
@@ -44,12 +37,28 @@ def language_model(
         **options,
     )
     model = AutoModelForCausalLM.from_config(config)
+
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     for step in range(steps):
-        ids = torch.tensor([tokenizer.encode(SENTENCES[step % len(SENTENCES)] + "<|im_end|>")])
+        sentence = SENTENCES[step % len(SENTENCES)]
+        ids = torch.tensor([tokenizer.encode(sentence + "<|im_end|>")])
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def train_tokenizer(chat_template: str | None) -> PreTrainedTokenizerFast:
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=290,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    bpe.train_from_iterator(SENTENCES, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", chat_template=chat_template)

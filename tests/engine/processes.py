@@ -11,34 +11,45 @@ import pytest
 
 from tests import ROOT
 
-LIMIT = 500
-"""Seconds for a program."""
+MAX_SECONDS = 500
+"""Seconds that a program may take."""
 
 
 @contextmanager
 def engines_in_this_process() -> Iterator[ExitStack]:
-    """Holds engines until the block ends: the first that ends takes down what all of this process share, and one that
-    the garbage collector ends takes it down in the middle of another's start.
+    """Hold engines until the block ends.
+
+    The first engine that ends takes down what all engines of this process share. An engine that the garbage collector
+    ends takes it down while another one starts.
     """
     with pytest.MonkeyPatch.context() as env, ExitStack() as engines:
         env.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         env.setenv("VLLM_LOGGING_LEVEL", "ERROR")
         yield engines
-        env.setattr("gc.collect", lambda *_: 0)  # each engine that ends looks at all objects of this process
+        # each engine that ends collects garbage among all objects of this process, which takes seconds
+        env.setattr("gc.collect", collect_nothing)
 
 
-def run(*arguments: str, cwd: Path = ROOT, **variables: str) -> str:
-    """Standard output of a Python program that knows models by their entry points alone, and has to end well."""
-    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "MMKIT_MODULES": "", **variables}
+def collect_nothing(generation: int = 2) -> int:
+    return 0
+
+
+def run_python(*arguments: str, cwd: Path = ROOT, **variables: str) -> str:
+    """Run a Python program that finds models only by their entry points, and return its standard output.
+
+    Raises:
+        AssertionError: it exits with a status other than 0.
+    """
+    environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR", "MMKIT_MODULES": ""} | variables
     environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=LIMIT,
+        timeout=MAX_SECONDS,
     )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
-    return done.stdout
+    assert process.returncode == 0, process.stdout[-5000:] + process.stderr[-5000:]
+    return process.stdout

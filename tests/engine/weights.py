@@ -10,8 +10,8 @@ Weights = dict[str, torch.Tensor]
 FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "processor_config.json")
 
 
-def copied(checkpoint: Path, folder: Path, weights: Weights, **options: Any) -> Any:
-    """The checkpoint with other weights, and vLLM's configuration for it."""
+def copy_checkpoint(checkpoint: Path, folder: Path, weights: Weights, **options: Any) -> Any:
+    """Write the checkpoint with other weights to a folder, and return vLLM's configuration for it."""
     from vllm.engine.arg_utils import EngineArgs
 
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
@@ -22,23 +22,29 @@ def copied(checkpoint: Path, folder: Path, weights: Weights, **options: Any) -> 
 
 
 def load_model(checkpoint: Path, folder: Path, weights: Weights, **options: Any) -> Any:
-    """The model, loaded by vLLM from a folder with these weights."""
+    """Return the model, loaded by vLLM from a folder with these weights."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader import get_model
 
-    config = copied(checkpoint, folder, weights, **options)
+    config = copy_checkpoint(checkpoint, folder, weights, **options)
     with set_current_vllm_config(config):
         return get_model(vllm_config=config)
 
 
 def new_model(checkpoint: Path, folder: Path, **options: Any) -> Any:
-    """The model before its weights are loaded, each to NaN: afterwards vLLM packs them, and none can be compared."""
+    """Return the model before its weights are loaded: each is NaN, integers are 0.
+
+    After loading, vLLM packs the weights, and they cannot be compared any more.
+    """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.utils import initialize_model
 
-    config = copied(checkpoint, folder, {}, **options)
+    config = copy_checkpoint(checkpoint, folder, {}, **options)
     with set_current_vllm_config(config):
         model = initialize_model(vllm_config=config)
     for parameter in model.parameters():
-        parameter.data.fill_(torch.nan if parameter.is_floating_point() else 0)
+        if parameter.is_floating_point():
+            parameter.data.fill_(torch.nan)
+        else:
+            parameter.data.fill_(0)
     return model

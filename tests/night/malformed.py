@@ -40,7 +40,7 @@ Body = dict[str, Any]
 
 # -- good requests -----------------------------------------------------------------------------------------------------
 
-FRAMES, ACTIONS = rollouts.stacked(range(6))
+FRAMES, ACTIONS = rollouts.stack_episodes(range(6))
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 

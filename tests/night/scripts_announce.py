@@ -27,12 +27,17 @@ def main(model: str, tensor_parallel_size: int = 1, **options: Any) -> None:
     from examples.terra.rollout import VllmTerra
     from examples.terra.worlds import make_episode
 
-    episodes = [make_episode(seed) for seed in range(2)]
+    first = make_episode(0)
+    second = make_episode(1)
+    context = np.stack([first.frames[:3], second.frames[:3]])
+    actions = np.stack([first.actions, second.actions])
     terra = VllmTerra(model, tensor_parallel_size=tensor_parallel_size, enforce_eager=True, **options)
-    context, actions = np.stack([e.frames[:3] for e in episodes]), np.stack([e.actions for e in episodes])
-    steps = [step.tokens for step in terra.rollout(context, actions, 2)]
-    print("FRAMES", json.dumps(np.stack(steps, axis=1).tolist()))
+    frames = [step.tokens for step in terra.rollout(context, actions, 2)]
+    print("FRAMES", json.dumps(np.stack(frames, axis=1).tolist()))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), **json.loads("".join(sys.argv[3:]) or "{}"))
+    options = {}
+    if len(sys.argv) > 3:
+        options = json.loads(sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), **options)

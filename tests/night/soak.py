@@ -56,7 +56,7 @@ def terra_server(log: Path, *options: str, environment: Body | None = None, **li
 @functools.cache
 def rollout(context: int, count: int, episodes: int = len(FRAMES)) -> np.ndarray:
     """Frames that the reference generates after so many of each episode, (episodes, count, num_image_patches)."""
-    return rollouts.expected(FRAMES[:episodes], ACTIONS[:episodes], count, context)
+    return rollouts.generate_by_reference(FRAMES[:episodes], ACTIONS[:episodes], count, context)
 
 
 def metrics(text: str) -> dict[str, float]:

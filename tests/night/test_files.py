@@ -35,11 +35,11 @@ from examples.server import Server
 from mmkit import InputError
 from mmkit.cli.new import new
 from mmkit.serve import Client, RequestError
-from tests.engine.processes import run
+from tests.engine.processes import run_python
 
 from . import files
 from .files import REFUSED, File
-from .test_commands import installed
+from .test_commands import install_package
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -290,9 +290,9 @@ class Ear:
 @pytest.fixture(scope="module")
 def ear(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ear]:
     folder = new("ear", "audio", tmp_path_factory.mktemp("ear"), kind="audio")
-    environment = installed(folder, folder / "site")
+    environment = install_package(folder, folder / "site")
     environment["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
-    run("-m", "ear.train", "checkpoint", cwd=folder, **environment)
+    run_python("-m", "ear.train", "checkpoint", cwd=folder, **environment)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder / "site"))
         patch.setenv("PYTHONPATH", environment["PYTHONPATH"])

@@ -8,5 +8,6 @@ from tools import release
 
 
 @pytest.mark.skipif(not (release.ROOT / ".git").exists(), reason="no git repository: archives are built from HEAD")
-def test_both_archives_hold_what_git_has(tmp_path: Path) -> None:
-    release.check_contents(*release.build(tmp_path))
+def test_both_archives_contain_the_files_of_git(tmp_path: Path) -> None:
+    archives = release.build(tmp_path)
+    release.check_contents(*archives)

@@ -15,32 +15,21 @@ from examples.series.train import train
 from examples.series.waves import ANSWER_WORDS, PROMPT
 from examples.server import Server
 from mmkit.serve.wire import encode
-from tests.engine.test_series import HELD_OUT, SERIES, TEMPLATE, share, tokenizer, turns
+from tests.engine.test_series import HELD_OUT, SERIES, TEMPLATE, compute_share, make_turns, tokenizer
 
 __all__ = ["tokenizer"]
 
 ENCODED = encode({"series": SERIES[:5]})["series"]
 GREEDY: Any = {"temperature": 0.0, "max_tokens": ANSWER_WORDS}
-SERIES_PART, IMAGE_PART = {"type": "series"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-REFUSED = [
-    (SERIES_PART | {"series": [[1.0]] * 65}, "messages[0].content[0].series: expected a (1..64, 1) float32 tensor"),
-    (SERIES_PART | {"series": {"dat": 1}}, "messages[0].content[0].series.dat: expected one of data, dtype, shape"),
-    (
-        SERIES_PART | {"series": None},
-        "messages[0].content[0].series: expected an item, or a uuid that names one, got null.",
-    ),
-    (SERIES_PART, 'messages[0].content[0]: expected a field "series" with the item, got none.'),
-    (IMAGE_PART, "expected modalities among ['series'], got 'image'"),
-]
 
 
-def test_training_makes_the_checkpoint_anew(tokenizer: Any) -> None:
-    """As right as the committed one; equal weights come of one machine alone."""
+def test_a_model_that_is_trained_anew_is_as_right_as_the_checkpoint(tokenizer: Any) -> None:
+    """Its weights are equal to those of the checkpoint only on the machine that trained both."""
     torch.set_num_threads(1)
     model, _ = train(300, seed=0)
     processor = WAVES.hf_processor(model.config, tokenizer)
-    ids = [model.answer(processor, PROMPT, one, ANSWER_WORDS) for one in SERIES]
-    assert share(ids, tokenizer, HELD_OUT) >= 0.95
+    ids = [model.answer(processor, PROMPT, series, ANSWER_WORDS) for series in SERIES]
+    assert compute_share(ids, tokenizer, HELD_OUT) >= 0.95
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +48,15 @@ def chat(server: Server) -> Any:
 
 @pytest.fixture(scope="module")
 def answers(tokenizer: Any) -> list[list[int]]:
-    """The reference's ids of each turn."""
+    """The ids of the reference for each turn."""
     model = WavesForCausalLM.from_pretrained(CHECKPOINT).eval()
     processor = WAVES.hf_processor(model.config, tokenizer)
-    asked = [(tokenizer.decode(one["prompt_token_ids"]), one["multi_modal_data"]["series"])
-        for _, one in turns(SERIES, tokenizer)]  # fmt: skip
-    return [model.answer(processor, text, series, ANSWER_WORDS) for text, series in asked]
+    ids = []
+    for turn in make_turns(SERIES, tokenizer):
+        text = tokenizer.decode(turn.request["prompt_token_ids"])
+        series = turn.request["multi_modal_data"]["series"]
+        ids.append(model.answer(processor, text, series, ANSWER_WORDS))
+    return ids
 
 
 def ask(chat: Any, messages: Any, **options: Any) -> Any:
@@ -72,31 +64,75 @@ def ask(chat: Any, messages: Any, **options: Any) -> Any:
     return chat.create(model="waves", messages=messages, extra_body=extra, **GREEDY, **options)
 
 
-def user(*parts: Any) -> list[Any]:
-    return [{"role": "user", "content": [*parts, {"type": "text", "text": "is a"}]}]
+def make_messages(part: Any) -> list[Any]:
+    """Return the message of a user with a part of content and a text."""
+    return [{"role": "user", "content": [part, {"type": "text", "text": "is a"}]}]
+
+
+def join_ids(events: list[Any]) -> list[int]:
+    """Return the ids of the answer that a stream brought."""
+    ids: list[int] = []
+    for event in events:
+        for choice in event.choices:
+            ids += choice.to_dict().get("token_ids") or []
+    return ids
 
 
 @pytest.mark.parametrize("parts", [ENCODED, [series.tolist() for series in SERIES[:5]]], ids=["encoded", "lists"])
-def test_turns_of_a_conversation(chat: Any, tokenizer: Any, answers: list[list[int]], parts: list[Any]) -> None:
-    for (messages, _), ids in zip(turns(parts, tokenizer), answers, strict=True):
-        whole = ask(chat, messages)
+def test_turns_of_a_conversation_give_the_ids_of_the_reference(
+    chat: Any, tokenizer: Any, answers: list[list[int]], parts: list[Any]
+) -> None:
+    for turn, ids in zip(make_turns(parts, tokenizer), answers, strict=True):
+        whole = ask(chat, turn.messages)
+        events = list(ask(chat, turn.messages, stream=True, stream_options={"include_usage": True}))
+
         assert whole.choices[0].token_ids == ids
-        events = [*ask(chat, messages, stream=True, stream_options={"include_usage": True})]
+        assert join_ids(events) == ids
         assert events[-1].usage == whole.usage
-        new = [choice.to_dict().get("token_ids") or [] for event in events for choice in event.choices]
-        assert [token for ids in new for token in ids] == ids
 
 
-def test_a_series_is_known_by_its_name(chat: Any) -> None:
-    named = {"type": "series", "series": ENCODED[0], "uuid": "first"}
-    one, again = (ask(chat, user(part)).choices[0].token_ids for part in (named, {**named, "series": None}))
-    assert one == again
+def test_a_uuid_names_a_series_that_was_sent_before(chat: Any) -> None:
+    first = ask(chat, make_messages({"type": "series", "series": ENCODED[0], "uuid": "first"}))
+    again = ask(chat, make_messages({"type": "series", "series": None, "uuid": "first"}))
+    assert first.choices[0].token_ids == again.choices[0].token_ids
 
 
-def test_what_is_refused(server: Server, chat: Any) -> None:
-    for part, sentence in REFUSED:
-        with pytest.raises(openai.BadRequestError, match=re.escape(sentence)):
-            ask(chat, user(part))
+@pytest.mark.parametrize(
+    ("part", "sentence"),
+    [
+        pytest.param(
+            {"type": "series", "series": [[1.0]] * 65},
+            "messages[0].content[0].series: expected a (1..64, 1) float32 tensor",
+            id="a series that is too long",
+        ),
+        pytest.param(
+            {"type": "series", "series": {"dat": 1}},
+            "messages[0].content[0].series.dat: expected one of data, dtype, shape",
+            id="a misspelt field",
+        ),
+        pytest.param(
+            {"type": "series", "series": None},
+            "messages[0].content[0].series: expected an item, or a uuid that names one, got null.",
+            id="null without a uuid",
+        ),
+        pytest.param(
+            {"type": "series"},
+            'messages[0].content[0]: expected a field "series" with the item, got none.',
+            id="no item",
+        ),
+        pytest.param(
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+            "expected modalities among ['series'], got 'image'",
+            id="another modality",
+        ),
+    ],
+)
+def test_a_part_of_content_is_refused(chat: Any, part: Any, sentence: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=re.escape(sentence)):
+        ask(chat, make_messages(part))
+
+
+def test_items_are_refused_at_the_completions_of_vllm(server: Server) -> None:
     completions = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none").completions
     with pytest.raises(openai.BadRequestError, match="items: expected no items at /v1/completions, got some"):
         completions.create(model="waves", prompt=PROMPT, extra_body={"items": {"series": ENCODED[:1]}})

@@ -21,7 +21,7 @@ from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
 from mmkit.serve import Client, RequestError, ServerGone
 from mmkit.testing import of_spec
-from tests.engine.processes import run
+from tests.engine.processes import run_python
 from tests.engine.terra import rollouts
 from tests.engine.terra_server.clients import WAIT, assert_ends, scraped
 from tests.night.malformed import ACTIONS, FRAMES, GENERATE, GREEDY, HEADERS, KEY, STEP, prompt_of
@@ -164,7 +164,7 @@ def test_vllms_benchmark_sends_items_of_any_modality(server: Server) -> None:
     """Requests that are drawn from the spec: of one seed the same ones."""
     few = ("--num-prompts", "5", "--output-len", "3", "--host", "127.0.0.1", "--port", str(server.port))
     command = ("-m", "benchmarks.vllm_bench", "serve", "--model", str(CHECKPOINT), "--skip-tokenizer-init", *few)
-    printed = run(*command, MMKIT_MODULES="examples.terra.model", OPENAI_API_KEY=KEY)
+    printed = run_python(*command, MMKIT_MODULES="examples.terra.model", OPENAI_API_KEY=KEY)
     assert [line.split()[-1] for line in printed.splitlines() if " requests:" in line][:2] == ["5", "0"]  # failed: 0
     subject = of_spec(TERRA, CHECKPOINT)
     first, again, other = (list(map(repr, requests(subject, 8, seed, 500))) for seed in (1, 1, 2))
@@ -207,7 +207,7 @@ def test_an_encoder_apart(tmp_path: Path) -> None:
         for path in files[1] - files[0]:
             shutil.copy(other, path)
         answer = generator.generate(prompt, {"actions": ACTIONS[2, :3] + np.float32(0.001)}, **FRAME)
-        standing = rollouts.expected(FRAMES[2:3], np.full_like(ACTIONS[2:3], -3), 1)[0, 0].tolist()
+        standing = rollouts.generate_by_reference(FRAMES[2:3], np.full_like(ACTIONS[2:3], -3), 1)[0, 0].tolist()
         assert answer.choices[0].token_ids == standing != expected[2][0]
 
 

@@ -1,10 +1,11 @@
-"""Sessions that fall silent, and a server that is stopped while clients wait; test_proxy.py has the other slow ones."""
+"""Sessions that fall silent, and a server that is stopped while clients wait. test_proxy.py has other slow clients."""
 
 import json
 import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 from websockets.frames import Frame, Opcode
@@ -20,8 +21,8 @@ IDLE_SECONDS = 6
 
 
 @contextmanager
-def shaken(server: Server) -> Iterator[socket.socket]:
-    """A websocket that never answers."""
+def open_deaf_session(server: Server) -> Iterator[socket.socket]:
+    """Open a session whose client never reads."""
     with clients.open_socket(server, "GET", SESSION, *clients.UPGRADE) as connection:
         assert connection.recv(12) == b"HTTP/1.1 101"
         yield connection
@@ -29,38 +30,57 @@ def shaken(server: Server) -> Iterator[socket.socket]:
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that waits for no client longer than some seconds."""
+    """A server that waits for a client only a few seconds."""
     with terra_server(tmp_path_factory.mktemp("impatient") / "log", IDLE_SECONDS=IDLE_SECONDS) as server:
         yield server
 
 
-def test_silence(impatient: Server) -> None:
-    """Sessions without a message end after their time, with a word; so do those whose clients neither read nor say
-    goodbye. All of them wait at once."""
+def send_message(connection: socket.socket, message: dict[str, Any]) -> None:
+    connection.sendall(Frame(Opcode.TEXT, json.dumps(message).encode()).serialize(mask=True))
+
+
+def check_end_by_silence(session: Any, types: list[str]) -> None:
+    """Check that a session has these types of messages, the last of which gives its idle time as the reason."""
+    messages = clients.receive_rest(session)
+    assert [message["type"] for message in messages] == types
+    assert f"{IDLE_SECONDS} s" in messages[-1]["reason"]
+    assert session.close_code == 1001
+
+
+def read_to_the_end(connection: socket.socket) -> None:
+    """Raise an error if the server keeps the connection."""
+    while connection.recv(4096):
+        pass
+
+
+def test_sessions_that_fall_silent_end_after_their_time(impatient: Server) -> None:
+    """Sessions whose clients neither read nor close them end, too. All of them wait at once."""
+
+    def is_generating() -> bool:
+        return clients.scrape_metrics(impatient)["vllm:generation_tokens_total"] > 4
+
     with ExitStack() as stack:
-        silent, begun = (stack.enter_context(clients.open_session(impatient)) for _ in range(2))
-        clients.start(begun)
-        deaf, flooded = (stack.enter_context(shaken(impatient)) for _ in range(2))
-        start = json.dumps({"type": "start", **clients.make_body(stream=True, max_tokens=1000)})
-        flooded.sendall(Frame(Opcode.TEXT, start.encode()).serialize(mask=True))
-        assert clients.until(lambda: clients.scraped(impatient)["vllm:generation_tokens_total"] > 4)
-        for session, types in ((silent, ["ready", "closed"]), (begun, ["ready", "chunk", "closed"])):
-            messages = clients.receive_rest(session)
-            assert [message["type"] for message in messages] == types
-            assert f"{IDLE_SECONDS} s" in messages[-1]["reason"]
-            assert session.close_code == 1001
-        assert clients.empties(impatient)
-        for connection in (deaf, flooded):
-            while connection.recv(4096):  # raises if the server keeps the connection
-                pass
+        silent = stack.enter_context(clients.open_session(impatient))
+        silent_after_start = stack.enter_context(clients.open_session(impatient))
+        clients.start(silent_after_start)
+        deaf = stack.enter_context(open_deaf_session(impatient))
+        deaf_to_stream = stack.enter_context(open_deaf_session(impatient))
+        send_message(deaf_to_stream, {"type": "start", **clients.make_body(stream=True, max_tokens=1000)})
+        assert clients.wait_until(is_generating)
+
+        check_end_by_silence(silent, ["ready", "closed"])
+        check_end_by_silence(silent_after_start, ["ready", "chunk", "closed"])
+        assert clients.wait_until_idle(impatient)
+        read_to_the_end(deaf)
+        read_to_the_end(deaf_to_stream)
     assert clients.ask(impatient, clients.make_body()).status_code == 200
 
 
-def test_stopped(impatient: Server) -> None:
-    """SIGTERM: whoever waits is told or cut, and no process stays for a body that does not come."""
+def test_a_server_that_is_stopped_ends_all_connections_and_processes(impatient: Server) -> None:
+    """On SIGTERM, clients that wait get a last message or lose their connection. No process waits for the bodies of
+    requests that do not come."""
     with clients.keep_busy(impatient) as (processes, waiting, generating, lines), ExitStack() as stack:
-        paths = (GENERATE, "/v1/completions", "/inference/v1/generate", "/tokenize")
-        for path in paths:
+        for path in (GENERATE, "/v1/completions", "/inference/v1/generate", "/tokenize"):
             stack.enter_context(clients.open_socket(impatient, "POST", path, "Content-Length: 100"))
         impatient.process.send_signal(signal.SIGTERM)
         clients.receive_rest_of_stream(lines)

@@ -18,21 +18,21 @@ from examples.terra.drive.judge import follow_actions, judge
 from examples.terra.drive.simulator import record
 from examples.terra.environment import TrueTown
 from examples.terra.worlds import CONTEXT_FRAMES, TownWorld
-from tests.engine.terra.rollouts import PAD, engine, expected, generate, stacked
+from tests.engine.terra.rollouts import PAD, generate, generate_by_reference, stack_episodes, start_engine
 
 WORLD = TownWorld()
 
 
 @pytest.fixture(scope="module")
 def drafting(engines: ExitStack) -> Any:
-    return engine(engines, drafts=FRAME_TOKENS)
+    return start_engine(engines, drafts=FRAME_TOKENS)
 
 
 def test_drafts_of_frames_save_steps_and_change_no_id(drafting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams at once and one by one, to the last frame that the model holds; also where the model itself wants the
     placeholder, as vLLM makes no logits processors for drafts, and takes no bias."""
-    frames, actions = stacked(range(200, 203))
-    tokens = expected(frames, actions)
+    frames, actions = stack_episodes(range(200, 203))
+    tokens = generate_by_reference(frames, actions)
     assert np.array_equal(generate(drafting, frames, actions), tokens)
 
     def wanted(module: torch.nn.Module, arguments: Any, logits: torch.Tensor) -> torch.Tensor:
@@ -74,10 +74,10 @@ def test_a_policy_learns(drafting: Any, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_every_vehicle_is_there_and_the_ego_vehicle_does_as_it_is_told(drafting: Any) -> None:
     """Complete rollouts of 5 drives never seen; also of an ego vehicle that is told to stand."""
-    frames, actions = stacked(range(5))
+    frames, actions = stack_episodes(range(5))
     drives = [record(seed) for seed in range(5)]
     tokens = generate(drafting, frames, actions)
-    assert np.array_equal(tokens, expected(frames, actions))
+    assert np.array_equal(tokens, generate_by_reference(frames, actions))
     shown = [judge(WORLD.pictures(own), drive) for own, drive in zip(tokens, drives, strict=True)]
     assert np.mean([figures["persistence"] for figures in shown]) >= 95
     assert np.mean([figures["ego"] for figures in shown]) >= 95

@@ -46,7 +46,7 @@ from mmkit.errors import MmkitError, SpecError
 from mmkit.language.expr import ceil_div, item
 from mmkit.plan.plan import Plan
 from tests import ROOT
-from tests.language_models import language_model
+from tests.language_models import train_language_model
 from tests.random_specs import checkpoint
 
 ORACLES = ROOT / "tests" / "data" / "oracles"
@@ -467,7 +467,7 @@ def test_the_examples_are_refused_where_no_folder_can_be_written(tmp_path: Path)
     ],
 )
 def test_a_language_model_that_cannot_be_used(without: str, architecture: str, sentence: str, tmp_path: Path) -> None:
-    base = language_model(tmp_path / "base", Qwen2Config, chat_template=None, steps=0)
+    base = train_language_model(tmp_path / "base", Qwen2Config, chat_template=None, steps=0)
     config = (base / "config.json").read_text()
     (base / "config.json").write_text(config.replace("Qwen2ForCausalLM", architecture or "Qwen2ForCausalLM"))
     if without:
@@ -481,7 +481,7 @@ def test_a_language_model_that_cannot_be_used(without: str, architecture: str, s
 
 def test_a_package_holds_no_path_of_this_machine(tmp_path: Path) -> None:
     """The language model is found from the package; with another machine's by a variable."""
-    base = language_model(tmp_path / "base", Qwen2Config, chat_template=None, steps=0)
+    base = train_language_model(tmp_path / "base", Qwen2Config, chat_template=None, steps=0)
     status, _, error = invoke("new", "other", "--modality", "series", "--into", tmp_path, "--language-model", base)
     assert status == 0, error
     texts = {path: path.read_text() for path in (tmp_path / "other").rglob("*") if path.is_file()}

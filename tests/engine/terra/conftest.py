@@ -9,7 +9,7 @@ import pytest
 from examples.terra import register
 from tests.engine.processes import engines_in_this_process
 
-from .rollouts import engine
+from .rollouts import start_engine
 
 
 @pytest.fixture(scope="package")
@@ -21,4 +21,4 @@ def engines() -> Iterator[ExitStack]:
 
 @pytest.fixture(scope="package")
 def terra(engines: ExitStack) -> Any:
-    return engine(engines)
+    return start_engine(engines)

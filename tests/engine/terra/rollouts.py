@@ -16,9 +16,12 @@ from examples.terra.worlds import CONTEXT_FRAMES, Episode, make_episode
 PAD = LlamaActionConfig.from_pretrained(CHECKPOINT).pad_token_id
 """The placeholder id of the checkpoint."""
 
+TOKENS_OF_ACTION = 6
+"""Placeholders of an action."""
 
-def engine(engines: ExitStack, model: Path = CHECKPOINT, **options: Any) -> Any:
-    """An engine of a checkpoint, which ends with the others."""
+
+def start_engine(engines: ExitStack, model: Path = CHECKPOINT, **options: Any) -> Any:
+    """Start an engine of a checkpoint, which ends with the other engines."""
     from examples.terra.rollout import VllmTerra
 
     terra = VllmTerra(model, dtype="float32", seed=0, **options)
@@ -27,35 +30,45 @@ def engine(engines: ExitStack, model: Path = CHECKPOINT, **options: Any) -> Any:
 
 
 @cache
-def reference() -> Any:
+def load_reference() -> Any:
     return LlamaActionForCausalLM.from_pretrained(CHECKPOINT).eval()
 
 
-def expected(
-    frames: np.ndarray, actions: np.ndarray, count: int = 22, known: int = CONTEXT_FRAMES, **options: Any
+def generate_by_reference(
+    frames: np.ndarray, actions: np.ndarray, count: int = 22, context: int = CONTEXT_FRAMES, **options: Any
 ) -> np.ndarray:
-    """What the reference generates after so many frames, (streams, count, 64)."""
-    steps = reference().rollout(torch.from_numpy(frames[:, :known]), torch.from_numpy(actions), count, **options)
+    """Return the ids that the reference generates after the first `context` frames, (streams, count, 64)."""
+    first_frames = torch.from_numpy(frames[:, :context])
+    steps = load_reference().rollout(first_frames, torch.from_numpy(actions), count, **options)
     return torch.stack(list(steps), dim=1).numpy()
 
 
 def generate(terra: Any, frames: np.ndarray, actions: np.ndarray, count: int = 22, **options: Any) -> np.ndarray:
-    """What the engine generates, (streams, count, 64)."""
+    """Return the ids that the engine generates, (streams, count, 64)."""
     steps = terra.rollout(frames[:, :CONTEXT_FRAMES], actions, count, **options)
     return np.stack([step.tokens for step in steps], axis=1)
 
 
-def stacked(seeds: range, num_frames: int = 25) -> tuple[np.ndarray, np.ndarray]:
-    """Frames (streams, num_frames, 64) and actions (streams, num_frames - 1, 6, 3) of held-out episodes."""
-    episodes = [make_episode(seed, num_frames) for seed in seeds]
-    return np.stack([e.frames for e in episodes]), np.stack([e.actions for e in episodes])
+def stack_episodes(seeds: range, num_frames: int = 25) -> tuple[np.ndarray, np.ndarray]:
+    """Return frames (streams, num_frames, 64) and actions (streams, num_frames - 1, 6, 3) of held-out episodes."""
+    frames = []
+    actions = []
+    for seed in seeds:
+        episode = make_episode(seed, num_frames)
+        frames.append(episode.frames)
+        actions.append(episode.actions)
+    return np.stack(frames), np.stack(actions)
 
 
-def prompt_of(episode: Episode, frames: int = 3) -> list[int]:
-    """The first frames, each with the placeholders of the action after it."""
-    return [token for frame in episode.frames[:frames].tolist() for token in [*frame, *[PAD] * 6]]
+def make_prompt(episode: Episode, frames: int = 3) -> list[int]:
+    """Return the ids of the first frames, each with the placeholders of the action after it."""
+    ids: list[int] = []
+    for frame in episode.frames[:frames].tolist():
+        ids += frame
+        ids += [PAD] * TOKENS_OF_ACTION
+    return ids
 
 
-def request(episode: Episode) -> dict[str, Any]:
-    """For the fourth frame."""
-    return {"prompt_token_ids": prompt_of(episode), "multi_modal_data": {"actions": list(episode.actions[:3])}}
+def make_request(episode: Episode) -> dict[str, Any]:
+    """Return the request for the fourth frame."""
+    return {"prompt_token_ids": make_prompt(episode), "multi_modal_data": {"actions": list(episode.actions[:3])}}

@@ -1,34 +1,57 @@
 """Terra's environments over an engine in this process."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.utils.env_checker import check_env
 
 from examples.terra.environment import EngineDream, Scenes, TerraEnv
-from examples.terra.worlds import TownWorld, make_episode
+from examples.terra.worlds import Episode, TownWorld, make_episode
 
-from .rollouts import expected
+from .rollouts import generate_by_reference
 
 
-def test_gymnasium_takes_the_dream(terra: Any) -> None:
+def test_the_dream_passes_the_checks_of_gymnasium(terra: Any) -> None:
     check_env(TerraEnv(Scenes(TownWorld()), EngineDream(terra), max_steps=3))
 
 
-def test_drives_of_one_batch_are_each_the_rollout(terra: Any) -> None:
-    """With ends at different times, and beyond what the model holds."""
-    drives = {seed: make_episode(seed, 33) for seed in (0, 1, 2)}
-    rolled = {
-        seed: expected(drives[seed].frames[None, :known], drives[seed].actions[None], count, keep=20)[0]
-        for seed, known, count in ((0, 3, 27), (1, 3, 10), (2, 3, 17))
-    }
+class Drive(NamedTuple):
+    episode: Episode
+    expected: np.ndarray
+    """The frames that the reference generates, (steps, 64)."""
+
+
+def make_drive(seed: int, num_steps: int) -> Drive:
+    episode = make_episode(seed, 33)
+    tokens = generate_by_reference(episode.frames[None, :3], episode.actions[None], num_steps, keep=20)
+    return Drive(episode, tokens[0])
+
+
+def begin_drive(dream: EngineDream, stream: int, drive: Drive) -> None:
+    dream.begin(stream, drive.episode.frames[:3], drive.episode.actions[:2])
+
+
+def test_drives_of_a_batch_give_the_frames_of_their_rollouts(terra: Any) -> None:
+    """One drive lasts for all 27 steps, which are more than the model holds. In the other stream, a drive ends after 10
+    steps, and the next one begins.
+    """
+    long_drive = make_drive(seed=0, num_steps=27)
+    first_drive = make_drive(seed=1, num_steps=10)
+    second_drive = make_drive(seed=2, num_steps=17)
+
     dream = EngineDream(terra, keep=20)
-    for stream in (0, 1):
-        dream.begin(stream, drives[stream].frames[:3], drives[stream].actions[:2])
+    begin_drive(dream, 0, long_drive)
+    begin_drive(dream, 1, first_drive)
+    drive = first_drive
+    drive_step = 0
     for step in range(27):
         if step == 10:
-            dream.begin(1, drives[2].frames[:3], drives[2].actions[:2])
-        other, at = (1, step) if step < 10 else (2, step - 10)
-        frames = dream.step({0: drives[0].actions[2 + step], 1: drives[other].actions[2 + at]})
-        assert np.array_equal(frames[0], rolled[0][step]), step
-        assert np.array_equal(frames[1], rolled[other][at]), step
+            begin_drive(dream, 1, second_drive)
+            drive = second_drive
+            drive_step = 0
+
+        frames = dream.step({0: long_drive.episode.actions[2 + step], 1: drive.episode.actions[2 + drive_step]})
+
+        assert np.array_equal(frames[0], long_drive.expected[step]), step
+        assert np.array_equal(frames[1], drive.expected[drive_step]), step
+        drive_step += 1

@@ -15,75 +15,109 @@ from examples.batch import Generate
 from examples.terra import batch
 from examples.terra.worlds import make_episode
 
-from .rollouts import PAD, expected, generate, reference, request, stacked
+from .rollouts import PAD, generate, generate_by_reference, load_reference, make_request, stack_episodes
 
 
 def test_greedy_ids_are_those_of_the_reference(terra: Any) -> None:
-    """22 frames of each of 2 drives never seen."""
-    frames, actions = stacked(range(200, 202))
-    assert np.array_equal(generate(terra, frames, actions), expected(frames, actions))
+    """22 frames of each of 2 drives that were not trained on."""
+    frames, actions = stack_episodes(range(200, 202))
+    assert np.array_equal(generate(terra, frames, actions), generate_by_reference(frames, actions))
 
 
 def test_a_window_slides_as_in_the_reference(terra: Any) -> None:
-    """Three slides, the last one before the last frame."""
-    frames, actions = stacked(range(200, 201), 36)
+    """It slides three times, the last time before the last frame."""
+    frames, actions = stack_episodes(range(200, 201), 36)
+
     steps = list(terra.rollout(frames[:, :3], actions, 33, keep=20))
+
     tokens = np.stack([step.tokens for step in steps], axis=1)
-    assert np.array_equal(tokens, expected(frames, actions, 33, keep=20))
-    assert [step.prompt_tokens // 70 for step in steps] == [*range(3, 25), *range(20, 25), *range(20, 25), 20]
+    assert np.array_equal(tokens, generate_by_reference(frames, actions, 33, keep=20))
+    frames_of_prompts = [step.prompt_tokens // 70 for step in steps]
+    assert frames_of_prompts == list(range(3, 25)) + list(range(20, 25)) + list(range(20, 25)) + [20]
 
 
 @pytest.mark.parametrize(
     ("keep", "message"),
     [
-        (None, "The model holds at most 25 frames, not 26. Say how many to keep."),
-        (0, "keep must be from 1 to 24 frames, not 0."),
-        (25, "keep must be from 1 to 24 frames, not 25."),
+        pytest.param(None, "The model holds at most 25 frames, not 26. Say how many to keep.", id="no window"),
+        pytest.param(0, "keep must be from 1 to 24 frames, not 0.", id="an empty window"),
+        pytest.param(25, "keep must be from 1 to 24 frames, not 25.", id="a window of all frames"),
     ],
 )
 def test_more_frames_than_the_model_holds_need_a_window(terra: Any, keep: int | None, message: str) -> None:
-    frames, actions = stacked(range(200, 201))
-    for rollout, of in ((terra.rollout, np.asarray), (reference().rollout, torch.from_numpy)):
-        with pytest.raises(ValueError) as caught:
-            next(rollout(of(frames[:, :3]), of(actions), 23, keep=keep))
-        assert str(caught.value) == message
+    frames, actions = stack_episodes(range(200, 201))
+    context = frames[:, :3]
+
+    with pytest.raises(ValueError) as refusal:
+        next(terra.rollout(context, actions, 23, keep=keep))
+    with pytest.raises(ValueError) as refusal_of_reference:
+        next(load_reference().rollout(torch.from_numpy(context), torch.from_numpy(actions), 23, keep=keep))
+
+    assert str(refusal.value) == message
+    assert str(refusal_of_reference.value) == message
 
 
-def test_compiled_and_cached(terra: Any) -> None:
-    """The prefix cache serves the history."""
+def test_the_engine_is_compiled_and_its_prefix_cache_serves_the_history(terra: Any) -> None:
     config = terra.llm.llm_engine.vllm_config
     assert not config.model_config.enforce_eager
     assert config.compilation_config.mode != CompilationMode.NONE
-    frames, actions = stacked(range(300, 301))
-    steps = list(terra.rollout(frames[:, :3], actions, 22))[1:]
-    assert sum(s.cached_tokens for s in steps) >= 0.95 * sum(s.prompt_tokens for s in steps)
+
+    frames, actions = stack_episodes(range(300, 301))
+    steps = list(terra.rollout(frames[:, :3], actions, 22))
+    later_steps = steps[1:]
+
+    cached_tokens = sum(step.cached_tokens for step in later_steps)
+    prompt_tokens = sum(step.prompt_tokens for step in later_steps)
+    assert cached_tokens >= 0.95 * prompt_tokens
 
 
-def test_batches_of_rollouts(terra: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an actor makes of rows: the ids of the engine, of contexts of two lengths, beside a row that is refused."""
-    monkeypatch.setattr("examples.terra.rollout.VllmTerra", lambda model: terra)
+def test_batch_inference_of_rollouts_gives_the_ids_of_the_engine(
+    terra: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The contexts of the rows have two lengths, and one row is refused."""
+
+    def get_terra(model: str) -> Any:
+        return terra
+
+    monkeypatch.setattr("examples.terra.rollout.VllmTerra", get_terra)
     batch.write_episodes(tmp_path / "episodes.parquet", 4)
     rows = pq.read_table(tmp_path / "episodes.parquet").to_pylist()
     rows[1]["context"] = rows[1]["context"][:2]
     rows[2]["actions"][0][0][0] = float("nan")
+
     answers = batch.Rollouts("", 2)(rows)
+
     assert answers.pop(2)["error"].startswith("terra.actions[0]: expected finite values")
     del rows[2]
     for row, answer in zip(rows, answers, strict=True):
-        context, actions = (np.array([row[name]]) for name in ("context", "actions"))
-        assert np.array_equal([answer["tokens"]], generate(terra, context, actions.astype("float32"), 2))
+        context = np.array([row["context"]])
+        actions = np.array([row["actions"]], dtype="float32")
+        assert np.array_equal([answer["tokens"]], generate(terra, context, actions, 2))
 
 
-def test_batches_of_one_request_per_row(terra: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm, "LLM", lambda model: terra.llm)
+def test_batch_inference_answers_good_rows_and_tells_why_others_are_refused(
+    terra: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get_llm(model: str) -> Any:
+        return terra.llm
+
+    monkeypatch.setattr(vllm, "LLM", get_llm)
     worker = Generate("", {}, {"max_tokens": 64, "temperature": 0, "ignore_eos": True, "detokenize": False})
     episodes = [make_episode(seed) for seed in range(5)]
-    sent = map(request, episodes)
-    rows: list[Any] = [{"prompt": one["prompt_token_ids"], **one["multi_modal_data"]} for one in sent]
-    rows[1]["prompt"], rows[2]["actions"], rows[4]["more"] = None, None, [1]
+    rows: list[Any] = []
+    for episode in episodes:
+        request = make_request(episode)
+        rows.append({"prompt": request["prompt_token_ids"], "actions": request["multi_modal_data"]["actions"]})
+    rows[1]["prompt"] = None
+    rows[2]["actions"] = None
+    rows[4]["more"] = [1]
+
     answers = worker(rows)
-    for answer, episode in ((answers[i], episodes[i]) for i in (0, 3)):
-        assert answer["tokens"] == expected(episode.frames[None], episode.actions[None], 1)[0, 0].tolist()
+
+    for number in (0, 3):
+        episode = episodes[number]
+        (frame,) = generate_by_reference(episode.frames[None], episode.actions[None], 1)[0].tolist()
+        assert answers[number]["tokens"] == frame
     assert answers[1]["error"] == "prompt: expected a text or a list of token ids, got a NoneType."
     assert f"got 18 placeholders [{PAD}] and no item" in answers[2]["error"]
     assert "'more'" in answers[4]["error"]

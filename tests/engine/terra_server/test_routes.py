@@ -16,7 +16,7 @@ from examples.terra.worlds import TownWorld, make_episode
 from mmkit.serve import Client
 from mmkit.serve.client import Session
 from mmkit.serve.protocol import ChunkMessage
-from tests.engine.terra.rollouts import expected
+from tests.engine.terra.rollouts import generate_by_reference
 from tests.engine.terra_server import clients
 from tests.night.malformed import ACTIONS, FRAMES, LIMITS, MAX_LEN, PAD, STEP, VOCAB, prompt_of
 
@@ -172,7 +172,7 @@ def test_a_window_slides_as_often_as_it_has_to(client: Client) -> None:
         drive = SlidingDrive(client, session)
         for number in range(3, 35):
             drive.step(number)
-    frames = expected(DRIVE.frames[None, :3], DRIVE.actions[None], 33, keep=20)
+    frames = generate_by_reference(DRIVE.frames[None, :3], DRIVE.actions[None], 33, keep=20)
     assert [chunk.token_ids for chunk in drive.chunks] == frames[0].tolist()
     assert drive.dropped == dict.fromkeys([22, 27, 32], ({"actions": 5}, 5 * TOKENS_PER_FRAME))
     assert drive.chunks[21].usage.prompt_tokens == 24 * TOKENS_PER_FRAME
