@@ -1,4 +1,4 @@
-"""An nginx before a server; that of deploy/nginx.conf tells its clients apart by their address."""
+"""An nginx in front of a server. With deploy/nginx.conf, it distinguishes clients by their address."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from examples.server import Server, free_port
 from tests import ROOT
 from tests.night.malformed import KEY
 
-_BOUND = 60.0
-"""Seconds after which nginx is taken for broken."""
+_MAX_SECONDS = 60.0
+"""Seconds that nginx may take to start."""
 
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
 PATHS = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -36,24 +36,24 @@ class Proxy:
 
     Args:
         folder: for its files.
-        servers: the configuration of its servers, made of the port.
+        configure_servers: returns the configuration of its servers for a port.
     """
 
-    def __init__(self, folder: Path, servers: Callable[[int], str]) -> None:
+    def __init__(self, folder: Path, configure_servers: Callable[[int], str]) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         paths = " ".join(f"{name}_temp_path {folder}/{name};" for name in PATHS)
-        (folder / "mmkit.conf").write_text(servers(self.port))
+        (folder / "mmkit.conf").write_text(configure_servers(self.port))
         (folder / "nginx.conf").write_text(MAIN.format(folder=folder, paths=paths))
         self._command = [str(NGINX), "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
 
     def start(self) -> None:
         """Start nginx, and wait until it listens."""
         self._process = subprocess.Popen(self._command)
-        deadline = time.monotonic() + _BOUND
+        deadline = time.monotonic() + _MAX_SECONDS
         while self._process.poll() is None and time.monotonic() < deadline:
             try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=_BOUND).close()
+                socket.create_connection(("127.0.0.1", self.port), timeout=_MAX_SECONDS).close()
             except ConnectionRefusedError:
                 time.sleep(0.05)
             else:
@@ -61,7 +61,7 @@ class Proxy:
         raise RuntimeError(f"nginx does not listen on port {self.port}")
 
     def stop(self) -> None:
-        """All connections end, as when a network fails, and there are no new ones."""
+        """End all connections, as when a network fails, and accept no new ones."""
         self._process.terminate()
         self._process.wait(120)
 
@@ -73,19 +73,20 @@ class Proxy:
         self.stop()
 
 
-def deployed(server: Server, folder: Path) -> Proxy:
-    """With the configuration of deploy/ before a server, whose ports and keys are those of a test."""
+def make_deployed_proxy(server: Server, folder: Path) -> Proxy:
+    """Return a proxy with the configuration of deploy/, in which ports and keys are those of the test."""
     (folder / "keys").write_text(f'"~^Bearer \\Q{KEY}\\E$" 1;\n')
 
-    def servers(port: int) -> str:
-        given = (ROOT / "deploy" / "nginx.conf").read_text()
-        for word, ours in {
+    def configure_servers(port: int) -> str:
+        text = (ROOT / "deploy" / "nginx.conf").read_text()
+        replacements = {
             "listen 8080;": f"listen 127.0.0.1:{port};",
             "server 127.0.0.1:8000;": f"server 127.0.0.1:{server.port};",
             "/etc/nginx/mmkit-keys": f"{folder}/keys",
-        }.items():
-            assert word in given
-            given = given.replace(word, ours)
-        return given
+        }
+        for deployed, replacement in replacements.items():
+            assert deployed in text
+            text = text.replace(deployed, replacement)
+        return text
 
-    return Proxy(folder, servers)
+    return Proxy(folder, configure_servers)

@@ -1,13 +1,14 @@
 """Malformed requests at a server of Terra, beside good clients that check every answer.
 
-The requests and what may come back are those of tests/night/malformed.py. The server has limits that are reached
-cheaply and caches that are full soon: what grows after that is a leak. Of vLLM's own routes only hangs and the engine's
-death count.
+The requests and what may come back are those of tests/night/malformed.py. The limits of the server are reached cheaply,
+and its caches are full soon: what grows after that is a leak. At vLLM's own routes, only hangs and the death of the
+engine count as violations.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 from collections import Counter, defaultdict
@@ -16,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import hypothesis
@@ -31,36 +32,61 @@ from examples.terra import CHECKPOINT
 from mmkit.serve import Client, RequestError
 from tests.engine.terra import rollouts
 from tests.night import malformed
-from tests.night.malformed import ACTIONS, BOUND_SECONDS, FRAMES, GREEDY, KEY, LIMITS, SHOWN, Body, Kind
+from tests.night.malformed import (
+    ACTIONS,
+    BOUND_SECONDS,
+    FRAMES,
+    GREEDY,
+    KEY,
+    LIMITS,
+    MAX_CHARACTERS_SHOWN,
+    Body,
+    Kind,
+)
 
 MIB = 2**20
-OPTIONS = ("--dtype", "float32", "--skip-tokenizer-init", "--block-size", "32", "--served-model-name", "terra",
-    "--enable-scale-out", "--mm-processor-cache-gb", "0.0002", "--num-gpu-blocks-override", "1024",
-    "--api-key", KEY)  # fmt: skip
-"""vLLM counts an action in its processor cache as the 72 bytes of its tensor, so these are 3,000 actions; 1,024 blocks
-are 32,768 tokens."""
+TOKENS_OF_FRAME = FRAMES.shape[-1]
+OPTIONS = [
+    "--dtype=float32",
+    "--skip-tokenizer-init",
+    "--block-size=32",
+    "--served-model-name=terra",
+    "--enable-scale-out",
+    # 3,000 actions: vLLM counts an action in this cache as the 72 bytes of its tensor
+    "--mm-processor-cache-gb=0.0002",
+    # 32,768 tokens
+    "--num-gpu-blocks-override=1024",
+    f"--api-key={KEY}",
+]
 GAUGES = ("mmkit:sessions_open", "vllm:num_requests_running", "vllm:num_requests_waiting")
-"""What the server says is open or running."""
+"""Metrics of what is open or running in a server."""
 CONCURRENCY = 12
-WAIT = 240  # seconds after which an answer does not come any more
+"""Clients that send malformed requests at once."""
+WAIT = 240
+"""Seconds that a test waits for an answer."""
 
 
 def terra_server(log: Path, *options: str, environment: Body | None = None, **limits: int) -> Server:
-    """A server of Terra, not started yet; `limits` replace those of LIMITS."""
-    # oneDNN keeps what it compiled for the last 1024 shapes: 150 MiB, which look like a leak
-    variables = {"VLLM_LOGGING_LEVEL": "ERROR", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
-    variables |= {f"MMKIT_SERVE_{name}": str(value) for name, value in {**LIMITS, **limits}.items()}
-    return Server(CHECKPOINT, *OPTIONS, *options, environment={**variables, **(environment or {})}, log=log)
+    """Return a server of Terra that is not started yet. `limits` replace those of LIMITS."""
+    variables = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        # by default, oneDNN caches what it compiled for the last 1024 shapes: 150 MiB, which look like a leak
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16",
+    }
+    for name, value in (LIMITS | limits).items():
+        variables[f"MMKIT_SERVE_{name}"] = str(value)
+    variables |= environment or {}
+    return Server(CHECKPOINT, *OPTIONS, *options, environment=variables, log=log)
 
 
 @functools.cache
-def rollout(context: int, count: int, episodes: int = len(FRAMES)) -> np.ndarray:
-    """Frames that the reference generates after so many of each episode, (episodes, count, num_image_patches)."""
+def generate_by_reference(context: int, count: int, episodes: int = len(FRAMES)) -> np.ndarray:
+    """Return the frames of the reference after the first `context` of each episode, (episodes, count, 64)."""
     return rollouts.generate_by_reference(FRAMES[:episodes], ACTIONS[:episodes], count, context)
 
 
-def metrics(text: str) -> dict[str, float]:
-    """Prometheus' samples, those of one name added up."""
+def parse_metrics(text: str) -> dict[str, float]:
+    """Return the sum of Prometheus' samples by name."""
     totals: defaultdict[str, float] = defaultdict(float)
     for line in text.splitlines():
         if not line.startswith("#"):
@@ -69,89 +95,139 @@ def metrics(text: str) -> dict[str, float]:
     return totals
 
 
-def until(condition: Callable[[], Any]) -> bool:
-    """Whether something comes true in time."""
-    end = time.monotonic() + WAIT
+def wait_until(condition: Callable[[], Any]) -> bool:
+    """Return whether a condition becomes true in time."""
+    deadline = time.monotonic() + WAIT
     while not condition():
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             return False
         time.sleep(0.1)
     return True
 
 
-def scraped(server: Server) -> dict[str, float]:
-    return metrics(httpx.get(f"{server.url}/metrics", timeout=WAIT).text)
+def scrape_metrics(server: Server) -> dict[str, float]:
+    return parse_metrics(httpx.get(f"{server.url}/metrics", timeout=WAIT).text)
 
 
-def empties(server: Server) -> bool:
-    """Whether no session stays open, and the engine has nothing to do."""
-    return until(lambda: not any(scraped(server)[name] for name in GAUGES))
+def wait_until_idle(server: Server) -> bool:
+    """Return whether all sessions end in time, and the engine has nothing to do."""
+
+    def is_idle() -> bool:
+        metrics = scrape_metrics(server)
+        return not any(metrics[name] for name in GAUGES)
+
+    return wait_until(is_idle)
 
 
-def memory(server: Server, name: str = "VmRSS") -> int:
-    """Bytes of a server's front process."""
-    lines = Path(f"/proc/{server.process.pid}/status").read_text().splitlines()
-    (line,) = [line for line in lines if line.startswith(f"{name}:")]
-    return 1024 * int(line.split()[1])
+def measure_memory(server: Server, name: str = "VmRSS") -> int:
+    """Return the bytes of a server's front process, by a name of /proc/PID/status."""
+    for line in Path(f"/proc/{server.process.pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            _, kibibytes, _ = line.split()
+            return 1024 * int(kibibytes)
+    raise ValueError(name)
 
 
 @contextmanager
-def peak(server: Server) -> Iterator[Callable[[], int]]:
-    """Tells the bytes that the front process has at most taken since the block began, beside those before."""
+def watch_peak(server: Server) -> Iterator[Callable[[], int]]:
+    """Yield a function that returns by how many bytes the front process has grown at most since the block began."""
+    # makes the peak of the process, VmHWM, what it takes now
     Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")
-    before = memory(server)
-    yield lambda: memory(server, "VmHWM") - before
+    bytes_before = measure_memory(server)
+
+    def measure_growth() -> int:
+        return measure_memory(server, "VmHWM") - bytes_before
+
+    yield measure_growth
 
 
 # -- good clients ------------------------------------------------------------------------------------------------------
 
 
-def request(client: Client, episode: int, context: int, stream: bool, **options: Any) -> list[list[int]]:
-    """One frame by one request."""
-    prompt, options = malformed.prompt_of(episode, context), {"max_tokens": FRAMES.shape[-1], **GREEDY, **options}
+def request_frame(client: Client, episode: int, context: int, stream: bool, **options: Any) -> list[list[int]]:
+    """Return the ids of one frame, by one request."""
+    prompt = malformed.make_prompt(episode, context)
     items = {"actions": ACTIONS[episode, :context]}
+    options = {"max_tokens": TOKENS_OF_FRAME, **GREEDY, **options}
     if not stream:
         return [client.generate(prompt, items, **options).choices[0].token_ids]
-    events = client.stream(prompt, items, **options)
-    return [[token for event in events for choice in event.choices for token in choice.token_ids]]
+    ids: list[int] = []
+    for event in client.stream(prompt, items, **options):
+        for choice in event.choices:
+            ids += choice.token_ids
+    return [ids]
 
 
-def session(client: Client, episode: int, context: int, stream: bool, **options: Any) -> list[list[int]]:
-    """Four frames by a session."""
-    prompt, items = malformed.prompt_of(episode, context), {"actions": ACTIONS[episode, :context].tolist()}
-    options = {"max_tokens": FRAMES.shape[-1], "stream": stream, **GREEDY, **options}
-    with client.session(prompt, items, **options) as talk:
-        chunks = [talk.next({"actions": ACTIONS[episode, step : step + 1]}) for step in range(context, context + 3)]
-        return [chunk.token_ids for chunk in (talk.first, *chunks)]
+def request_frames_in_session(
+    client: Client, episode: int, context: int, stream: bool, **options: Any
+) -> list[list[int]]:
+    """Return the ids of four frames, by a session."""
+    prompt = malformed.make_prompt(episode, context)
+    items = {"actions": ACTIONS[episode, :context].tolist()}
+    options = {"max_tokens": TOKENS_OF_FRAME, "stream": stream, **GREEDY, **options}
+    with client.session(prompt, items, **options) as session:
+        frames = [session.first.token_ids]
+        for step in range(context, context + 3):
+            chunk = session.next({"actions": ACTIONS[episode, step : step + 1]})
+            frames.append(chunk.token_ids)
+        return frames
 
 
-class Beside:
-    """Good clients of a server while this is open, who have had an answer each before it begins. They ask again and
-    again for what the reference generates, and for its health, and note what is wrong.
+class GoodClient(NamedTuple):
+    name: str
+    request: Callable[..., list[list[int]]]
+    stream: bool
+
+
+GOOD_CLIENTS = (
+    GoodClient("whole request", request_frame, stream=False),
+    GoodClient("streamed request", request_frame, stream=True),
+    GoodClient("whole session", request_frames_in_session, stream=False),
+    GoodClient("streamed session", request_frames_in_session, stream=True),
+)
+
+
+class GoodClients:
+    """Good clients of a server, which run while this is open. Each has had an answer before the block begins.
+
+    They request frames again and again, compare them with those of the reference, and check the server's health.
 
     Args:
-        server: for its processes.
-        url: where they ask, if not at the server itself.
-        crowded: it may have no place for one more session.
+        server: the server, whose memory is measured.
+        url: where they send requests, by default to the server itself.
+        is_crowded: whether the server may have no place for one more session.
+
+    Attributes:
+        violations: all that was wrong.
+        answers: the number of answers by the name of the client.
+        memory: MiB of the API server and of its largest child, each second.
+        suspects: the messages that each malformed client has sent in its current attempt.
+        over: set when the clients have to end.
+        dead: set when the server answers no more.
     """
 
-    def __init__(self, server: Server, url: str = "", crowded: bool = False) -> None:
-        self.url, self.crowded = url or server.url, crowded
-        self.over, self.dead = threading.Event(), threading.Event()
+    def __init__(self, server: Server, url: str = "", is_crowded: bool = False) -> None:
+        self.url = url or server.url
+        self.is_crowded = is_crowded
+        self.over = threading.Event()
+        self.dead = threading.Event()
         self.process = psutil.Process(server.process.pid)
         self.violations: list[Body] = []
         self.answers: Counter[str] = Counter()
         self.memory: list[tuple[float, float]] = []
         self.suspects: dict[int, list[str]] = {}
-        rollout(1, 4), rollout(3, 4)
+        # fill the cache of the reference before the clients start
+        generate_by_reference(1, 4)
+        generate_by_reference(3, 4)
 
-    def __enter__(self) -> Beside:
+    def __enter__(self) -> GoodClients:
         self.pool = ThreadPoolExecutor()
         self.tasks: list[Future[None]] = [self.pool.submit(self._watch)]
-        names = [f"{how} {ask.__name__}" for ask in (request, session) for how in ("whole", "streamed")]
-        self.tasks += [self.pool.submit(self._again, name) for name in names]
-        while not (self.over.wait(0.1) or self.answers.keys() == {*names}):
-            pass
+        for client in GOOD_CLIENTS:
+            self.tasks.append(self.pool.submit(self._run_client, client))
+        while len(self.answers) < len(GOOD_CLIENTS):
+            if self.over.wait(0.1):
+                break
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -160,97 +236,134 @@ class Beside:
         for task in self.tasks:
             task.result()
 
-    def violate(self, kind: str, what: str, **more: Any) -> None:
-        self.violations.append({"kind": kind, "what": what[:SHOWN], **more})
+    def add_violation(self, kind: str, what: str, **details: Any) -> None:
+        self.violations.append({"kind": kind, "what": what[:MAX_CHARACTERS_SHOWN], **details})
 
-    def _again(self, name: str) -> None:
-        how, _, kind = name.partition(" ")
-        ask, rng = {"request": request, "session": session}[kind], Random(name)
+    def _run_client(self, good_client: GoodClient) -> None:
+        rng = Random(good_client.name)
         with Client(self.url, api_key=KEY, timeout=BOUND_SECONDS) as client:
             while not self.over.is_set():
-                episode, context = rng.randrange(len(FRAMES)), rng.choice((1, 3))
-                salt = rng.choice((None, f"{rng.random()}"))
-                try:
-                    frames = ask(client, episode, context, how == "streamed", cache_salt=salt)
-                    self.answers[name] += 1
-                    if frames != rollout(context, 4)[episode, : len(frames)].tolist():
-                        self.violate(name, f"wrong answer to episode {episode} after {context} frame(s): {frames}")
-                except Exception as error:
-                    busy = self.crowded and isinstance(error, RequestError) and error.code == 429
-                    if not (self.dead.is_set() or busy):
-                        self.violate(name, f"{type(error).__name__}: {error}")
-                    time.sleep(0.3)
+                self._request_and_compare(good_client, client, rng)
+
+    def _request_and_compare(self, good_client: GoodClient, client: Client, rng: Random) -> None:
+        episode = rng.randrange(len(FRAMES))
+        context = rng.choice((1, 3))
+        salt = rng.choice((None, f"{rng.random()}"))
+        try:
+            frames = good_client.request(client, episode, context, good_client.stream, cache_salt=salt)
+            self.answers[good_client.name] += 1
+            if frames != generate_by_reference(context, 4)[episode, : len(frames)].tolist():
+                what = f"wrong answer to episode {episode} after {context} frame(s): {frames}"
+                self.add_violation(good_client.name, what)
+        except Exception as error:
+            is_without_place = self.is_crowded and isinstance(error, RequestError) and error.code == 429
+            if not (self.dead.is_set() or is_without_place):
+                self.add_violation(good_client.name, f"{type(error).__name__}: {error}")
+            time.sleep(0.3)
 
     def _watch(self) -> None:
-        """Weigh the API server and the engine, in MiB, until the server is dead or all is over."""
-        failed = 0
+        """Measure memory and health each second, until the server is dead or the clients end."""
+        failures = 0
         while not self.over.wait(1):
             with suppress(psutil.Error):
-                sizes = [process.memory_info().rss / MIB for process in self.process.children(recursive=True)]
-                self.memory.append((self.process.memory_info().rss / MIB, max(sizes, default=0)))
-            try:
-                failed = 0 if httpx.get(f"{self.url}/health", timeout=BOUND_SECONDS).status_code == 200 else failed + 1
-            except httpx.HTTPError:
-                failed += 1
-            if failed == 2:
+                self._measure_memory()
+            if self._is_healthy():
+                failures = 0
+            else:
+                failures += 1
+            if failures == 2:
                 self.dead.set()
-                self.violate("engine", "died", suspects=[said[-1:] for said in self.suspects.values()])
+                last_messages = [messages[-1:] for messages in self.suspects.values()]
+                self.add_violation("engine", "died", suspects=last_messages)
                 self.over.set()
 
-    def weigh(self) -> None:
-        """Growth of either process after the caches are full is a violation."""
+    def _measure_memory(self) -> None:
+        sizes = [process.memory_info().rss / MIB for process in self.process.children(recursive=True)]
+        size_of_server = self.process.memory_info().rss / MIB
+        self.memory.append((size_of_server, max(sizes, default=0)))
+
+    def _is_healthy(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=BOUND_SECONDS).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def check_growth(self) -> None:
+        """Add a violation if either process grows after its caches are full.
+
+        It grows if the median of the last two tenths of the time is higher than that of the third to fifth tenth, by
+        10 % and 100 MiB.
+        """
         if len(self.memory) < 10:
             return
         tenths = [np.median(part, axis=0) for part in np.array_split(np.array(self.memory), 10)]
-        before, after = np.median(tenths[2:5], axis=0), np.median(tenths[8:], axis=0)
-        if ((after > before * 1.1) & (after > before + 100)).any():
-            self.violate("memory", f"grew from {before.round()} to {after.round()} MiB")
+        before = np.median(tenths[2:5], axis=0)
+        after = np.median(tenths[8:], axis=0)
+        grows = (after > before * 1.1) & (after > before + 100)
+        if grows.any():
+            self.add_violation("memory", f"grew from {before.round()} to {after.round()} MiB")
 
 
 # -- the soak ----------------------------------------------------------------------------------------------------------
 
 
 def soak(server: Server, requests: int, seed: int = 0, kinds: Sequence[Kind] = malformed.KINDS) -> Body:
-    """The report on so many malformed requests, sent to a server of `terra_server`."""
-    cases = {} if {*kinds} <= {*malformed.BY_DAY} else malformed.cases(server.url)
+    """Send so many malformed requests to a server of `terra_server`, and return a report."""
+    cases = {}
+    if not set(kinds) <= set(malformed.BY_DAY):
+        cases = malformed.build_cases(server.url)
     statuses: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    drawing = threading.Lock()
-    some = settings(max_examples=-(-requests // CONCURRENCY), phases=[Phase.generate], deadline=None, database=None,
-        derandomize=False, suppress_health_check=list(HealthCheck))  # fmt: skip
+    lock_of_draws = threading.Lock()
+    draws = settings(
+        max_examples=math.ceil(requests / CONCURRENCY),
+        phases=[Phase.generate],
+        deadline=None,
+        database=None,
+        derandomize=False,
+        suppress_health_check=list(HealthCheck),
+    )
 
-    def many(number: int) -> None:
-        """What one of the clients does, by Hypothesis' draws."""
-
+    def run_malformed_client(number: int) -> None:
         @hypothesis.seed(f"{seed}-{number}")
-        @some
+        @draws
         @hypothesis.given(st.data())
-        def one(data: Any) -> None:
-            """Do something, and judge the answer."""
-            if beside.dead.is_set():
-                return  # those in flight are suspects
+        def attempt_once(data: Any) -> None:
+            """Send messages of a kind, and note what is wrong with the answers."""
+            if good_clients.dead.is_set():
+                # the attempts that the others are in are the suspects
+                return
 
             def draw(strategy: st.SearchStrategy[Any]) -> Any:
-                with drawing:  # Python 3.11 parses in one thread at a time
+                # Python 3.11 parses in one thread at a time
+                with lock_of_draws:
                     return data.draw(strategy)
 
             kind = draw(st.sampled_from(kinds))
-            this = malformed.Attempt(server.url, draw, cases)
-            beside.suspects[number] = this.said
+            attempt = malformed.Attempt(server.url, draw, cases)
+            good_clients.suspects[number] = attempt.messages
             try:
-                kind(this)
+                kind(attempt)
             except UnsatisfiedAssumption:
                 raise
             except Exception as error:
-                time.sleep(2)  # if the server is dead, that is known then
-                if not beside.dead.is_set():
-                    beside.violate(kind.__name__, f"{type(error).__name__}: {error}", said=this.said)
-            statuses[kind.__name__][this.status] += 1
+                # within this time, the good clients notice that the server is dead
+                time.sleep(2)
+                if not good_clients.dead.is_set():
+                    what = f"{type(error).__name__}: {error}"
+                    good_clients.add_violation(kind.__name__, what, messages=attempt.messages)
+            statuses[kind.__name__][attempt.status] += 1
 
-        one()
+        attempt_once()
 
-    with Beside(server, crowded=True) as beside, ThreadPoolExecutor(CONCURRENCY) as clients:
-        list(clients.map(many, range(CONCURRENCY)))
-    if not (beside.dead.is_set() or empties(server)):
-        beside.violate("metrics", "after all requests, some are still running")
-    beside.weigh()
-    return {"seed": seed, "good": dict(beside.answers), "kinds": dict(statuses), "violations": beside.violations}
+    with GoodClients(server, is_crowded=True) as good_clients, ThreadPoolExecutor(CONCURRENCY) as pool:
+        # the list raises what a client raises
+        list(pool.map(run_malformed_client, range(CONCURRENCY)))
+    if not (good_clients.dead.is_set() or wait_until_idle(server)):
+        good_clients.add_violation("metrics", "after all requests, some are still running")
+    good_clients.check_growth()
+    return {
+        "seed": seed,
+        "good": dict(good_clients.answers),
+        "kinds": dict(statuses),
+        "violations": good_clients.violations,
+    }

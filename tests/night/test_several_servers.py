@@ -23,9 +23,15 @@ from mmkit.serve import Client, RequestError, ServerGone
 from mmkit.testing import of_spec
 from tests.engine.processes import run_python
 from tests.engine.terra import rollouts
-from tests.engine.terra_server.clients import WAIT, assert_ends, scraped
-from tests.night.malformed import ACTIONS, FRAMES, GENERATE, GREEDY, HEADERS, KEY, STEP, prompt_of
-from tests.night.soak import metrics, request, rollout, session, terra_server
+from tests.engine.terra_server.clients import WAIT, assert_ends, scrape_metrics
+from tests.night.malformed import ACTIONS, FRAMES, GENERATE, GREEDY, HEADERS, KEY, STEP, make_prompt
+from tests.night.soak import (
+    generate_by_reference,
+    parse_metrics,
+    request_frame,
+    request_frames_in_session,
+    terra_server,
+)
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -41,7 +47,7 @@ VARIABLES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_HTTP_TIMEOUT_KEEP_ALIV
 
 def context(episode: int) -> tuple[list[int], Any]:
     """Three frames and actions."""
-    return prompt_of(episode, 3), {"actions": ACTIONS[episode, :3]}
+    return make_prompt(episode, 3), {"actions": ACTIONS[episode, :3]}
 
 
 def step(session: Any, episode: int, number: int) -> Any:
@@ -50,10 +56,10 @@ def step(session: Any, episode: int, number: int) -> Any:
 
 def frame(client: Client, episode: int, **options: Any) -> list[int]:
     """The frame after three of an episode."""
-    return request(client, episode, 3, False, **options)[0]
+    return request_frame(client, episode, 3, False, **options)[0]
 
 
-def asking(server: Server) -> Client:
+def open_client(server: Server) -> Client:
     return Client(server.url, api_key=KEY, timeout=WAIT)
 
 
@@ -94,9 +100,16 @@ def doors(server: Server) -> Iterator[list[httpx.Client]]:
 
 def ask(door: httpx.Client, action: Any, name: str | None = None, salt: str = "", **headers: str) -> list[int] | str:
     """The ids that follow a frame and an action, or why there are none."""
-    items, uuids = {"actions": [action]}, {"actions": [name]}
+    items = {"actions": [action]}
+    uuids = {"actions": [name]}
     sampling = {"max_tokens": 8, **GREEDY}
-    body = {"prompt": prompt_of(0, 1), "items": items, "uuids": uuids, "sampling_params": sampling, "cache_salt": salt}
+    body = {
+        "prompt": make_prompt(0, 1),
+        "items": items,
+        "uuids": uuids,
+        "sampling_params": sampling,
+        "cache_salt": salt,
+    }
     answer = door.post(GENERATE, json={key: value for key, value in body.items() if value}, headers=headers).json()
     return answer["error"]["message"] if "error" in answer else answer["choices"][0]["token_ids"]
 
@@ -105,7 +118,7 @@ def by_copy(server: Server, name: str) -> list[float]:
     """A metric of vLLM of each copy."""
     lines = httpx.get(f"{server.url}/metrics", timeout=WAIT).text.splitlines()
     own = [[line for line in lines if f'engine="{copy}"' in line] for copy in range(COPIES)]
-    return [metrics("\n".join(of_copy))[name] for of_copy in own]
+    return [parse_metrics("\n".join(of_copy))[name] for of_copy in own]
 
 
 def test_a_server_that_has_not_processed_an_item_does_not_know_it_by_its_name(doors: list[httpx.Client]) -> None:
@@ -142,10 +155,10 @@ def opened(client: Client, stack: ExitStack, episode: int, options: dict[str, An
 
 
 def test_sessions_stay_with_the_copy_that_has_their_prefix(server: Server) -> None:
-    expected = rollout(3, 4, episodes=MOST).tolist()
-    with asking(server) as client, ExitStack() as stack:
+    expected = generate_by_reference(3, 4, episodes=MOST).tolist()
+    with open_client(server) as client, ExitStack() as stack:
         sessions = [opened(client, stack, episode, FRAME) for episode in range(MOST)]
-        assert scraped(server)["mmkit:sessions_open"] == MOST
+        assert scrape_metrics(server)["mmkit:sessions_open"] == MOST
         with pytest.raises(
             RequestError, match=f"session: expected at most {MOST // COPIES} open at once, got one more."
         ):
@@ -188,15 +201,15 @@ def test_an_encoder_apart(tmp_path: Path) -> None:
         servers = [terra_server(tmp_path / role, *transfer(role)) for role in ("ec_producer", "ec_consumer")]
         with ThreadPoolExecutor() as pool:
             list(pool.map(stack.enter_context, servers))
-        encoder, generator = (stack.enter_context(asking(server)) for server in servers)
-        expected = rollout(3, 4).tolist()
+        encoder, generator = (stack.enter_context(open_client(server)) for server in servers)
+        expected = generate_by_reference(3, 4).tolist()
         for episode in range(4):
             assert frame(encoder, episode, max_tokens=1) == []
             assert frame(generator, episode) == expected[episode][0]
         assert len(list(encoded.rglob("*.safetensors"))) == len({tuple(row) for row in ACTIONS[:4, :3].reshape(12, -1)})
         # what nobody has encoded, and what comes in a session, it encodes itself
         assert frame(generator, 4, uuids={"actions": ["a", "b", "c"]}) == expected[4][0]
-        assert session(generator, 0, 3, False) == expected[0]
+        assert request_frames_in_session(generator, 0, 3, False) == expected[0]
         # rows of other actions in the place of those that it asks for
         prompt, files = context(2)[0], []
         for change in (0.001, -3):
@@ -215,7 +228,7 @@ def test_an_encoder_apart(tmp_path: Path) -> None:
 def test_all_ends_when_a_process_is_killed(tmp_path: Path, killed: str) -> None:
     """No client waits for ever, and nothing is left that would keep a new server from the devices. The end of the one
     that started all is the supervisor's, which kills the group."""
-    with terra_server(tmp_path / "log", "--data-parallel-size", "2") as server, asking(server) as client:
+    with terra_server(tmp_path / "log", "--data-parallel-size", "2") as server, open_client(server) as client:
         head = psutil.Process(server.process.pid)
         tree = [head, *head.children(recursive=True)]
         victim = next(process for process in tree if killed in "".join(process.cmdline()))

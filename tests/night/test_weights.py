@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 
 from examples.server import Server
 from tests.night.malformed import GENERATE, GREEDY, HEADERS, MAX_LEN, SESSION
-from tests.night.soak import MIB, memory, metrics, peak, terra_server
+from tests.night.soak import MIB, measure_memory, parse_metrics, terra_server, watch_peak
 
 pytestmark = pytest.mark.timeout(3000)
 
@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """With the limits of the default."""
     limits = {"BODY_BYTES": 64 * MIB, "ELEMENTS": 2**24, "ITEMS": 4096}
     with terra_server(tmp_path_factory.mktemp("weights") / "log", **limits) as server:
-        most = memory(server, "VmSize") + ROOM
+        most = measure_memory(server, "VmSize") + ROOM
         resource.prlimit(server.process.pid, resource.RLIMIT_AS, (most, most))
         yield server
 
@@ -122,7 +122,7 @@ def refused(server: Server, path: str, body: str) -> tuple[int, int]:
 def test_a_refusal_costs_little_more_than_what_was_sent(server: Server, name: str, size: int) -> None:
     path, build = BODIES[name]
     body = build(size)
-    with peak(server) as taken:
+    with watch_peak(server) as taken:
         status, length = refused(server, path, body)
     print(f"{status} {length:5} B  {taken() / MIB:+6.0f} MiB")
     assert 400 <= status < 500
@@ -146,11 +146,11 @@ def test_streams_that_nobody_reads(server: Server) -> None:
                 streams = [client.stream("POST", f"{server.url}{GENERATE}", json=body) for _ in range(100)]
                 assert {stack.enter_context(stream).status_code for stream in streams} == {200}
                 while "vllm:num_requests_running" in (text := client.get(f"{server.url}/metrics").text):
-                    gauges = metrics(text)
+                    gauges = parse_metrics(text)
                     if gauges["vllm:num_requests_running"] + gauges["vllm:num_requests_waiting"] == 0:
                         break
                     time.sleep(0.5)
-                return memory(server)
+                return measure_memory(server)
 
         first, *others = [hundred() for _ in range(3)]
     print(f"MiB with 100 unread streams: {[size / MIB for size in (first, *others)]}")

@@ -12,10 +12,20 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from examples.server import Server
-from tests.night.malformed import ACTIONS, GENERATE, GREEDY, HEADERS, MAX_LEN, SESSION, asking, prompt_of, raw
-from tests.night.soak import WAIT, empties, scraped, until
+from tests.night.malformed import (
+    ACTIONS,
+    GENERATE,
+    GREEDY,
+    HEADERS,
+    MAX_LEN,
+    SESSION,
+    build_body,
+    encode_array,
+    make_prompt,
+)
+from tests.night.soak import WAIT, scrape_metrics, wait_until, wait_until_idle
 
-__all__ = ["empties", "scraped", "until"]
+__all__ = ["scrape_metrics", "wait_until", "wait_until_idle"]
 
 LONG = MAX_LEN - 100
 """Tokens that take the engine seconds."""
@@ -26,8 +36,8 @@ LONG = MAX_LEN - 100
 
 def make_body(**fields: Any) -> dict[str, Any]:
     """Return the body of a request for four tokens after a frame with its action; or with other fields."""
-    body = {"prompt": prompt_of(0, 1), "items": {"actions": raw(ACTIONS[0, :1])}, "max_tokens": 4}
-    return asking(**(body | GREEDY | fields))
+    body = {"prompt": make_prompt(0, 1), "items": {"actions": encode_array(ACTIONS[0, :1])}, "max_tokens": 4}
+    return build_body(**(body | GREEDY | fields))
 
 
 def ask(

@@ -8,7 +8,7 @@ import pytest
 from examples.server import Server
 from mmkit.serve import Client
 from tests.night.malformed import KEY
-from tests.night.soak import rollout, terra_server
+from tests.night.soak import generate_by_reference, terra_server
 
 
 @pytest.fixture(scope="package")
@@ -27,4 +27,4 @@ def client(server: Server) -> Iterator[Client]:
 @pytest.fixture(scope="package")
 def frames() -> np.ndarray:
     """The 22 frames that the reference generates after three of the first episode, (22, num_image_patches)."""
-    return rollout(3, 22, episodes=1)[0]
+    return generate_by_reference(3, 22, episodes=1)[0]

@@ -10,7 +10,17 @@ from websockets.sync.client import ClientConnection
 
 from examples.server import Server
 from tests.engine.terra_server import clients
-from tests.night.malformed import ACTIONS, GENERATE, GREEDY, LIMITS, PAD, asking, prompt_of, raw, wrong_error
+from tests.night.malformed import (
+    ACTIONS,
+    GENERATE,
+    GREEDY,
+    LIMITS,
+    PAD,
+    build_body,
+    encode_array,
+    find_fault_of_error,
+    make_prompt,
+)
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -30,14 +40,14 @@ FIVE_ROWS = "terra.actions[0]: expected a (6, 3) float32 tensor, got shape (5, 3
 
 def make_long_prompt() -> list[int]:
     """Return frames without actions, after which no other frame fits."""
-    frames = [token for token in prompt_of(0, 3) if token != PAD]
+    frames = [token for token in make_prompt(0, 3) if token != PAD]
     return frames * 9
 
 
 def assert_refused(server: Server, body: Any, sentence: str, param: str | None, code: int, path: str) -> None:
     """Check the error in the answer to a request."""
     answer = clients.ask(server, body, path)
-    assert not wrong_error(answer.json())
+    assert not find_fault_of_error(answer.json())
     error = answer.json()["error"]
     assert error["message"].startswith(sentence)
     assert error["param"] == param
@@ -47,7 +57,7 @@ def assert_refused(server: Server, body: Any, sentence: str, param: str | None, 
 
 def assert_generate_refuses(server: Server, fields: dict[str, Any], sentence: str, param: str | None) -> None:
     """Check a refusal of the id 1 with other fields, also where the answer would be a stream."""
-    body = asking(**{"prompt": [1], **fields})
+    body = build_body(**{"prompt": [1], **fields})
     assert_refused(server, body, sentence, param, 400, GENERATE)
     assert_refused(server, {**body, "stream": True}, sentence, param, 400, GENERATE)
 
@@ -175,13 +185,13 @@ def test_what_contradicts_an_output_is_refused(server: Server, fields: dict[str,
 
 
 def test_too_many_numbers_are_refused(server: Server) -> None:
-    body = asking(prompt=[1], items={"actions": [[0] * (LIMITS["ELEMENTS"] + 1)]})
+    body = build_body(prompt=[1], items={"actions": [[0] * (LIMITS["ELEMENTS"] + 1)]})
     sentence = "items.actions[0]: expected at most 100000"
     assert_refused(server, body, sentence, "items.actions[0]", 413, GENERATE)
 
 
 def test_too_many_items_are_refused(server: Server) -> None:
-    body = asking(prompt=[1], items={"actions": [[0]] * (LIMITS["ITEMS"] + 1)})
+    body = build_body(prompt=[1], items={"actions": [[0]] * (LIMITS["ITEMS"] + 1)})
     assert_refused(server, body, "items.actions: expected at most 256", "items.actions", 413, GENERATE)
 
 
@@ -222,14 +232,14 @@ def test_refusals_are_counted(server: Server) -> None:
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
-FOURTH_ACTION = raw(ACTIONS[0, 3:4])
+FOURTH_ACTION = encode_array(ACTIONS[0, 3:4])
 CLOSE = {"type": "close"}
 
 
 def make_start(**fields: Any) -> dict[str, Any]:
     """Return a start with three frames and their actions."""
-    items = {"actions": raw(ACTIONS[0, :3])}
-    body = asking(prompt=prompt_of(0, 3), items=items, max_tokens=64, **GREEDY)
+    items = {"actions": encode_array(ACTIONS[0, :3])}
+    body = build_body(prompt=make_prompt(0, 3), items=items, max_tokens=64, **GREEDY)
     return {"type": "start", **body, **fields}
 
 
@@ -238,7 +248,7 @@ def make_next(actions: Any = FOURTH_ACTION, **sampling: Any) -> dict[str, Any]:
 
 
 def make_zeros(count: int) -> Any:
-    return raw(np.zeros((count, 6, 3), np.float32))
+    return encode_array(np.zeros((count, 6, 3), np.float32))
 
 
 class SessionClient:

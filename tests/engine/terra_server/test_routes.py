@@ -18,11 +18,11 @@ from mmkit.serve.client import Session
 from mmkit.serve.protocol import ChunkMessage
 from tests.engine.terra.rollouts import generate_by_reference
 from tests.engine.terra_server import clients
-from tests.night.malformed import ACTIONS, FRAMES, LIMITS, MAX_LEN, PAD, STEP, VOCAB, prompt_of
+from tests.night.malformed import ACTIONS, FRAMES, LIMITS, MAX_LEN, PAD, STEP, VOCAB, make_prompt
 
 pytestmark = pytest.mark.timeout(600)
 
-PROMPT = prompt_of(0, 3)
+PROMPT = make_prompt(0, 3)
 ITEMS = {"actions": ACTIONS[0, :3]}
 TOKENS_PER_FRAME = len(PROMPT) // 3
 """Tokens of a frame and of the action after it."""

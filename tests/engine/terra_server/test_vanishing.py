@@ -15,7 +15,7 @@ from websockets.sync.client import ClientConnection
 
 from examples.server import Server
 from tests.engine.terra_server import clients
-from tests.night.malformed import GENERATE, LIMITS, wrong_error
+from tests.night.malformed import GENERATE, LIMITS, find_fault_of_error
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -47,10 +47,10 @@ def assert_engine_stops(server: Server, leave: Callable[[Server], None]) -> None
     several tries.
     """
     for _ in range(10):
-        before = clients.scraped(server)["vllm:generation_tokens_total"]
+        before = clients.scrape_metrics(server)["vllm:generation_tokens_total"]
         leave(server)
-        assert clients.empties(server)
-        num_generated = clients.scraped(server)["vllm:generation_tokens_total"] - before
+        assert clients.wait_until_idle(server)
+        num_generated = clients.scrape_metrics(server)["vllm:generation_tokens_total"] - before
         if num_generated < clients.LONG - 100:
             return
     pytest.fail("the engine made all tokens, ten times")
@@ -115,16 +115,16 @@ def test_one_session_too_many_is_refused_until_another_ends(server: Server) -> N
         assert error["type"] == "error"
         assert error["error"]["code"] == 429
         assert error["fatal"]
-        assert not wrong_error(error)
+        assert not find_fault_of_error(error)
         assert closed["type"] == "closed"
         assert refused.close_code == 1013
         clients.start(sessions[0], "chunk")
         clients.send(sessions[0], {"type": "close"})
         assert [message["type"] for message in clients.receive_rest(sessions[0])] == ["closed"]
-        assert clients.until(lambda: clients.scraped(server)["mmkit:sessions_open"] == most - 1)
+        assert clients.wait_until(lambda: clients.scrape_metrics(server)["mmkit:sessions_open"] == most - 1)
         another = stack.enter_context(clients.open_session(server))
         assert clients.receive(another)["type"] == "ready"
-    assert clients.empties(server)
+    assert clients.wait_until_idle(server)
 
 
 # -- an engine that ends -----------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def is_healthy(server: Server) -> bool:
 
 def assert_engine_error(message: dict[str, Any]) -> None:
     assert message["error"]["code"] in (500, 503)
-    assert not wrong_error(message)
+    assert not find_fault_of_error(message)
 
 
 def assert_stream_is_whole_or_refused(lines: list[str]) -> None:
@@ -182,7 +182,7 @@ def test_clients_learn_of_an_engine_that_is_killed(server: Server) -> None:
         assert_stream_is_whole_or_refused(clients.receive_rest_of_stream(busy.lines))
         assert_session_is_whole_or_refused(clients.receive_rest(busy.generating))
         clients.receive_rest(busy.waiting)
-        assert clients.until(lambda: not is_healthy(server))
+        assert clients.wait_until(lambda: not is_healthy(server))
         with suppress(httpx.TransportError):
             assert clients.ask(server, clients.make_body()).status_code >= 500
         clients.assert_ends(server, busy.processes)
