@@ -90,9 +90,7 @@ def test_bind_rehearses_the_largest_item(plan: Plan) -> None:
 
 @pytest.fixture
 def items(plan: Plan) -> list[Item]:
-    batch = plan.parse_items(DATA)["series"]
-    count = len(batch.values)
-    return [Item("series", index, count, value) for index, value in enumerate(batch.values)]
+    return plan.parse_items(DATA)
 
 
 def test_1_parse_makes_one_canonical_form_of_every_item(items: list[Item]) -> None:
@@ -130,7 +128,7 @@ def test_4_place_writes_the_layouts_over_their_targets(plan: Plan, items: list[I
     prompt = plan.encode(PROMPT)
     assert prompt == [SERIES, IS, A, WAVE, SERIES]
 
-    placed = plan.place(prompt, {"series": [item.layout for item in items]})
+    placed = plan.place_items(prompt, items)
 
     assert placed.token_ids == [PATCH, PATCH, IS, A, WAVE, PATCH]
     places = [(placement.modality, placement.index, placement.start) for placement in placed.placements]
