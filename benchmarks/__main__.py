@@ -21,16 +21,19 @@ def main(
     ] = None,
 ) -> None:
     """Run benchmarks."""
-    if unknown := set(names or ()) - set(ALL):
+    unknown = set(names or ()) - set(ALL)
+    if unknown:
         raise typer.BadParameter(
             f"{', '.join(sorted(unknown))}: expected names among {', '.join(ALL)}."
         )
     failed = []
     for name in names or ALL:
-        arguments = ["--tiny"] if name == "terra_gpu" and not torch.cuda.is_available() else []
+        arguments = []
+        if name == "terra_gpu" and not torch.cuda.is_available():
+            arguments = ["--tiny"]
         print(f"== {name} {' '.join(arguments)}", flush=True)
-        done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments])
-        if done.returncode:
+        process = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments])
+        if process.returncode:
             failed.append(name)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

@@ -30,7 +30,9 @@ from mmkit import Modality, ModelSpec, Record, Tensor, batched, replace, tok
 from mmkit.generate import Classes
 
 Shapes = Mapping[str, tuple[int | None, ...]]
-Items = Sequence[dict[str, torch.Tensor]]
+Item = dict[str, torch.Tensor]
+Request = tuple[list[int], list[Any]]
+"""The ids of a prompt, and its items."""
 
 POSE = ModelSpec(
     "pose",
@@ -50,45 +52,60 @@ class Kind:
     """What the classes of one modality know.
 
     Attributes:
-        spec: the declaration of the same.
+        spec: the same modality, declared.
         folder: a checkpoint.
-        shapes: those of an item's parts, by field; None for a size that varies.
+        shapes: of an item's parts, by field; None for a size that varies.
         target: the ids that stand for an item in a prompt.
-        ids: those that take their place.
+        ids: returns the ids that take the target's place.
         process: makes fields of items.
-        requests: ids and items of some requests.
+        requests: to measure.
     """
 
     spec: ModelSpec
     folder: Path
     shapes: Shapes
     target: list[int]
-    ids: Callable[[dict[str, torch.Tensor]], list[int]]
-    process: Callable[[Items], dict[str, Any]]
-    requests: Sequence[tuple[list[int], list[Any]]]
+    ids: Callable[[Item], list[int]]
+    process: Callable[[Sequence[Item]], dict[str, Any]]
+    requests: Sequence[Request]
 
     @property
     def name(self) -> str:
         return self.spec.modalities[0].name
 
-    def item(self, value: Any) -> dict[str, torch.Tensor]:
-        """A caller's item; one of a single part is sent without its name."""
+    def parse_item(self, value: Any) -> Item:
+        """Return a caller's item as tensors, by the names of its parts.
+
+        An item of a single part is sent without its name.
+
+        Raises:
+            ValueError: it has another shape.
+        """
         parts = value if isinstance(value, dict) else {self.name: value}
-        item = {key: torch.as_tensor(parts[key], dtype=torch.float32) for key in self.shapes}
+        item = {}
         for key, shape in self.shapes.items():
-            sizes = zip(item[key].shape, shape, strict=True)
-            if any(size not in (own, None) for own, size in sizes):
-                raise ValueError(f"{key}: expected shape {shape}, got {tuple(item[key].shape)}")
+            tensor = torch.as_tensor(parts[key], dtype=torch.float32)
+            for size, expected in zip(tensor.shape, shape, strict=True):
+                if expected is not None and size != expected:
+                    raise ValueError(f"{key}: expected shape {shape}, got {tuple(tensor.shape)}")
+            item[key] = tensor
         return item
 
-    def largest(self) -> dict[str, torch.Tensor]:
-        return {
-            key: torch.zeros([size or 64 for size in shape]) for key, shape in self.shapes.items()
-        }
+    def make_largest_item(self) -> Item:
+        """Return an item of zeros, with 64 for each size that varies."""
+        item = {}
+        for key, shape in self.shapes.items():
+            item[key] = torch.zeros([size or 64 for size in shape])
+        return item
 
-    def classes(self) -> Classes:
-        written = Info, DummyInputs, Processor
-        return Classes(*(type(one.__name__, (one,), {"kind": self}) for one in written))
+    def make_classes(self) -> Classes:
+        """Return the classes below for this kind."""
+        members = {"kind": self}
+        return Classes(
+            type("Info", (Info,), members),
+            type("DummyInputs", (DummyInputs,), members),
+            type("Processor", (Processor,), members),
+        )
 
 
 class Parser(MultiModalDataParser):
@@ -97,11 +114,12 @@ class Parser(MultiModalDataParser):
         self._kind = kind
 
     def _get_subparsers(self) -> Any:
-        return {self._kind.name: self._parsed}
+        return {self._kind.name: self._parse}
 
-    def _parsed(self, data: Any) -> Any:
+    def _parse(self, data: Any) -> Any:
         values = data if isinstance(data, list) else [data]
-        return ProcessorBatchItems([*map(self._kind.item, values)], self._kind.name)
+        items = [self._kind.parse_item(value) for value in values]
+        return ProcessorBatchItems(items, self._kind.name)
 
 
 class Info(BaseProcessingInfo):
@@ -114,7 +132,7 @@ class Info(BaseProcessingInfo):
         return {self.kind.name: None}
 
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Any) -> Mapping[str, int]:
-        return {self.kind.name: len(self.kind.ids(self.kind.largest()))}
+        return {self.kind.name: len(self.kind.ids(self.kind.make_largest_item()))}
 
 
 class DummyInputs(BaseDummyInputsBuilder[Info]):
@@ -124,7 +142,7 @@ class DummyInputs(BaseDummyInputsBuilder[Info]):
         return ""
 
     def get_dummy_mm_data(self, seq_len: int, mm_counts: Any, mm_options: Any) -> Any:
-        return {name: [self.kind.largest()] * count for name, count in mm_counts.items()}
+        return {name: [self.kind.make_largest_item()] * count for name, count in mm_counts.items()}
 
 
 class Processor(BaseMultiModalProcessor[Info]):
@@ -145,71 +163,100 @@ class Processor(BaseMultiModalProcessor[Info]):
     def _get_prompt_updates(
         self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any
     ) -> Any:
-        name, target = self.kind.name, self.kind.target
+        name = self.kind.name
 
-        def ids(index: int) -> list[int]:
+        def get_ids(index: int) -> list[int]:
             return self.kind.ids(mm_items[name].get(index))
 
-        return [PromptReplacement(name, target, ids)]
+        return [PromptReplacement(name, self.kind.target, get_ids)]
 
 
-def _stacked(items: Items) -> dict[str, torch.Tensor]:
+ACTION = [101] * 6
+"""The ids of one of Terra's actions."""
+
+POSE_SHAPES: dict[str, tuple[int, ...]] = {"joints": (7,), "camera": (3, 16, 16)}
+
+
+def get_action_ids(item: Item) -> list[int]:
+    return ACTION
+
+
+def get_series_ids(item: Item) -> list[int]:
+    """Return an id for every four steps, and for what is left of them."""
+    return [4] * -(-len(item["series"]) // 4)
+
+
+def get_pose_ids(item: Item) -> list[int]:
+    return [4, 4]
+
+
+def stack(items: Sequence[Item]) -> Item:
+    """Return the fields of items with equal shapes."""
     return {key: torch.stack([item[key] for item in items]) for key in items[0]}
 
 
-def _standardised(items: Items) -> dict[str, Any]:
+def standardise_series(items: Sequence[Item]) -> dict[str, Any]:
     return dict(standardise([item["series"] for item in items], None))  # type: ignore[arg-type]
 
 
-def _video(seed: int) -> tuple[list[int], list[Any]]:
-    """Terra's whole context: 25 frames of 64 ids, and an action between two."""
+def make_video(seed: int) -> Request:
+    """Return Terra's whole context: 25 frames of 64 ids, and an action between two."""
     random = np.random.default_rng(seed)
     ids: list[int] = []
     for _ in range(24):
-        ids += [*random.integers(0, 100, 64).tolist(), *ACTION]
+        ids += random.integers(0, 100, 64).tolist() + ACTION
     ids += random.integers(0, 100, 64).tolist()
     return ids, [random.normal(size=(6, 3)).astype(np.float32) for _ in range(24)]
 
 
-def _text(count: int, item: Callable[[int], Any]) -> tuple[list[int], list[Any]]:
-    """A text with some items."""
-    return [1, *[3, 5, 6, 11, 10] * count], [item(number) for number in range(count)]
+def make_text(items: Sequence[Any]) -> Request:
+    """Return a text with items."""
+    return [1] + [3, 5, 6, 11, 10] * len(items), list(items)
 
 
-def _pose(seed: int) -> dict[str, np.ndarray]:
-    random = np.random.default_rng(seed)
-    return {key: random.normal(size=shape).astype(np.float32) for key, shape in POSE_SHAPES.items()}
+def make_waves(count: int) -> list[Any]:
+    return [make_wave(seed).series for seed in range(count)]
 
 
-ACTION = [101] * 6
-POSE_SHAPES: dict[str, tuple[int, ...]] = {"joints": (7,), "camera": (3, 16, 16)}
+def make_poses(count: int) -> list[dict[str, np.ndarray]]:
+    """Return random items of two parts."""
+    poses = []
+    for seed in range(count):
+        random = np.random.default_rng(seed)
+        pose = {}
+        for key, shape in POSE_SHAPES.items():
+            pose[key] = random.normal(size=shape).astype(np.float32)
+        poses.append(pose)
+    return poses
+
+
 KINDS = {
     "terra": Kind(
         TERRA,
         terra.CHECKPOINT,
         shapes={"actions": (6, 3)},
         target=ACTION,
-        ids=lambda item: ACTION,
-        process=_stacked,
-        requests=[_video(seed) for seed in range(4)],
+        ids=get_action_ids,
+        process=stack,
+        requests=[make_video(seed) for seed in range(4)],
     ),
     "series": Kind(
         WAVES,
         series.CHECKPOINT,
         shapes={"series": (None, 1)},
         target=[3],
-        ids=lambda item: [4] * -(-len(item["series"]) // 4),
-        process=_standardised,
-        requests=[_text(count, lambda seed: make_wave(seed).series) for count in (1, 2, 4)],
+        ids=get_series_ids,
+        process=standardise_series,
+        requests=[make_text(make_waves(count)) for count in (1, 2, 4)],
     ),
     "record": Kind(
         POSE,
         series.CHECKPOINT,
         shapes=POSE_SHAPES,
         target=[3],
-        ids=lambda item: [4, 4],
-        process=_stacked,
-        requests=[_text(count, _pose) for count in (1, 2, 4)],
+        ids=get_pose_ids,
+        process=stack,
+        requests=[make_text(make_poses(count)) for count in (1, 2, 4)],
     ),
 }
 """By the name in the benchmark."""

@@ -1,5 +1,4 @@
-"""What the benchmarks share: ratios inside one run, medians with their spread, tables, stored
-results."""
+"""What the benchmarks share: ratios inside one run, medians with their spread, stored results."""
 
 from __future__ import annotations
 
@@ -19,33 +18,37 @@ from tools import shared
 RESULTS = Path(__file__).parent / "results"
 
 
-def quiet() -> None:
-    """As few threads and messages as can be: call it before torch or vLLM is imported."""
+def quiet_libraries() -> None:
+    """Set as few threads and messages as can be, before torch or vLLM is imported."""
     # numba gives torch as many threads as there are cores
     shared.quiet_libraries(NUMBA_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
 
 
-def ratio(seconds: Mapping[str, Sequence[float]], ours: str, theirs: str) -> dict[str, Any]:
-    """Medians of two series that were taken in turns, and the median, least and most of the ratios
-    of their pairs."""
+def compare(seconds: Mapping[str, Sequence[float]], ours: str, theirs: str) -> dict[str, Any]:
+    """Return the ratio of two series that were measured in turns.
+
+    These are the median of the ratios of their pairs, with the percentiles 10 and 90, and the
+    median milliseconds of each series.
+    """
     ratios = [a / b for a, b in zip(seconds[ours], seconds[theirs], strict=True)]
-    low, high = np.percentile(ratios, [10, 90])
+    p10, p90 = np.percentile(ratios, [10, 90])
     return {
         "ratio": statistics.median(ratios),
-        "p10": float(low),
-        "p90": float(high),
-        **{f"{side}_ms": statistics.median(seconds[side]) * 1000 for side in (ours, theirs)},
+        "p10": float(p10),
+        "p90": float(p90),
+        f"{ours}_ms": statistics.median(seconds[ours]) * 1000,
+        f"{theirs}_ms": statistics.median(seconds[theirs]) * 1000,
     }
 
 
-def shown(figure: Mapping[str, Any]) -> str:
-    """A ratio as tables show it."""
+def format_ratio(figure: Mapping[str, Any]) -> str:
+    """Return a ratio as tables show it."""
     return f"{figure['ratio']:.2f} ({figure['p10']:.2f}-{figure['p90']:.2f})"
 
 
-def progress(things: Iterable[Any], what: str) -> Any:
-    """The things, with a bar."""
-    return tqdm(things, desc=what, disable=None)
+def show_progress(values: Iterable[Any], what: str) -> Any:
+    """Return the values, with a bar."""
+    return tqdm(values, desc=what, disable=None)
 
 
 def store(
@@ -53,25 +56,25 @@ def store(
 ) -> None:
     """Print a report as a table of Markdown, and keep both in `benchmarks/results`.
 
-    MMKIT_RESULTS names another folder. What the figures were taken on is kept with them.
+    MMKIT_RESULTS names another folder. The machine of the figures is stored with them.
     """
     table = shared.format_table(columns, rows)
     folder = Path(os.environ.get("MMKIT_RESULTS", RESULTS))
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {"on": machine(), **report, "table": table.splitlines()}
-    (folder / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n")
+    result = {"on": describe_machine(), **report, "table": table.splitlines()}
+    (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
     print(table)
 
 
-def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
+def describe_machine() -> dict[str, Any]:
+    """Return the device and the versions that figures depend on."""
     import torch
     import transformers
     import vllm
 
-    device = (
-        torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
-    )
+    device = f"{platform.machine()} CPU"
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
     return {
         "device": device,
         "cores": os.cpu_count(),

@@ -28,28 +28,31 @@ def main(
     rounds: Annotated[int, typer.Option(min=3, help="Processes, and makings of each spec.")] = 15,
 ) -> None:
     """Import time, and the time in which classes are generated."""
-    milliseconds = {"importing mmkit": []}
-    for _ in measure.progress(range(rounds), "imports"):
-        command = [sys.executable, "-c", IMPORT]
-        finished = subprocess.run(command, capture_output=True, text=True, check=True)
-        milliseconds["importing mmkit"].append(float(finished.stdout) * 1000)
-    for name, values in classes(rounds).items():
+    milliseconds = {"importing mmkit": measure_import(rounds)}
+    for name, values in measure_generation(rounds).items():
         milliseconds[f"the classes of {name}"] = values
-    spreads = {what: spread(values) for what, values in milliseconds.items()}
-    cells = [
-        [what, f"{ms['median']:.1f} ms", f"{ms['least']:.1f} to {ms['most']:.1f} ms"]
-        for what, ms in spreads.items()
-    ]
-    measure.store("startup", {"rounds": rounds, "ms": spreads}, ["", "median", "from, to"], cells)
+    figures = {}
+    rows = []
+    for what, values in milliseconds.items():
+        ordered = sorted(values)
+        median, least, most = ordered[len(ordered) // 2], ordered[0], ordered[-1]
+        figures[what] = {"median": median, "least": least, "most": most}
+        rows.append([what, f"{median:.1f} ms", f"{least:.1f} to {most:.1f} ms"])
+    measure.store("startup", {"rounds": rounds, "ms": figures}, ["", "median", "from, to"], rows)
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    ordered = sorted(values)
-    return {"median": ordered[len(ordered) // 2], "least": ordered[0], "most": ordered[-1]}
+def measure_import(rounds: int) -> list[float]:
+    """Return the milliseconds to import mmkit, in new processes."""
+    milliseconds = []
+    for _ in measure.show_progress(range(rounds), "imports"):
+        command = [sys.executable, "-c", IMPORT]
+        process = subprocess.run(command, capture_output=True, text=True, check=True)
+        milliseconds.append(float(process.stdout) * 1000)
+    return milliseconds
 
 
-def classes(rounds: int) -> dict[str, list[float]]:
-    """Milliseconds to generate the classes of a spec, once vLLM is imported."""
+def measure_generation(rounds: int) -> dict[str, list[float]]:
+    """Return the milliseconds to generate the classes of each spec, once vLLM is imported."""
     from examples.gallery.deepseek_vl2 import DEEPSEEK_VL2
     from examples.llava_like.spec import LLAVA_LIKE
     from examples.terra.spec import TERRA
@@ -67,5 +70,5 @@ def classes(rounds: int) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    measure.quiet()
+    measure.quiet_libraries()
     typer.run(main)

@@ -61,47 +61,74 @@ def main(
     in_process: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Frames per second of Terra, and which fraction of the bandwidth's bound they are."""
-    counts, parts = streams or [1, 8, 64], part or list(PARTS)
+    counts = streams or [1, 8, 64]
+    parts = part or list(PARTS)
     if in_process:
-        for row in run(parts[0], counts, frames, tiny):
-            print_result(row)
+        for figure in measure_part(parts[0], counts, frames, tiny):
+            print_result(figure)
         return
-    words = [f"--streams={count}" for count in counts]
-    words += [f"--frames={frames}", "--in-process", *["--tiny"] * tiny]
-    rows = []
-    with TemporaryDirectory() as folder:
-        for name in measure.progress(parts, "parts"):
-            log = Path(folder, "log")
-            command = ("benchmarks.terra_gpu", f"--part={name}", *words)
-            outcome, ended = run_module(*command, log=log, seconds=3600, variables={})
-            if len(outcome) < len(counts):
-                raise SystemExit(f"{name}: {ended}\n{log.read_text()[-8000:]}")
-            rows += outcome
-    table = [[row["part"], str(row["streams"]), *shown(row)] for row in rows]
+    options = [f"--streams={count}" for count in counts]
+    options += [f"--frames={frames}", "--in-process"]
+    if tiny:
+        options.append("--tiny")
+    figures = []
+    for name in measure.show_progress(parts, "parts"):
+        figures += run_part(name, options, len(counts))
     name = "terra_gpu_tiny" if tiny else "terra_gpu"
-    measure.store(name, {"frames": frames, "rows": rows}, COLUMNS, table)
+    rows = [format_row(figure) for figure in figures]
+    measure.store(name, {"frames": frames, "rows": figures}, COLUMNS, rows)
 
 
-def shown(row: dict[str, Any]) -> list[str]:
-    speed = f"{row['frames_per_second']:.2f}", f"{row['ms_per_step']:.2f}"
-    return [*speed, f"{row['of_bound']:.0%}"]
+def run_part(part: str, options: list[str], num_figures: int) -> list[dict[str, Any]]:
+    """Measure one part in a process of its own.
+
+    Raises:
+        SystemExit: it has not printed all its figures.
+    """
+    with TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        module = ("benchmarks.terra_gpu", f"--part={part}", *options)
+        figures, ending = run_module(*module, log=log, seconds=3600, variables={})
+        if len(figures) < num_figures:
+            raise SystemExit(f"{part}: {ending}\n{log.read_text()[-8000:]}")
+    return figures
+
+
+def format_row(figure: dict[str, Any]) -> list[str]:
+    """Return the line of the table for one part and number of streams."""
+    return [
+        figure["part"],
+        str(figure["streams"]),
+        f"{figure['frames_per_second']:.2f}",
+        f"{figure['ms_per_step']:.2f}",
+        f"{figure['of_bound']:.0%}",
+    ]
 
 
 # -- in the processes ------------------------------------------------------------------------------
 
 
-def run(part: str, counts: list[int], frames: int, tiny: bool) -> Iterator[dict[str, Any]]:
-    """Rows of one part. For each count of streams, the first rollout warms up; the second is
-    measured, with other frames and actions."""
-    cfg = config(tiny)
-    model = built(cfg, "meta")
-    with reference(cfg) if part == "hf" else engine(cfg, part, max(counts)) as rollout:
-        bandwidth = copying_bandwidth()
+def measure_part(part: str, counts: list[int], frames: int, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yield the figures of one part.
+
+    For each count of streams, the first rollout warms up; the second is measured, with other frames
+    and actions.
+    """
+    cfg = make_config(tiny)
+    model = make_reference(cfg, "meta")
+    if part == "hf":
+        context = load_reference(cfg)
+    else:
+        context = start_engine(cfg, part, max(counts))
+    with context as rollout:
+        bandwidth = measure_copying()
         for streams in counts:
-            for _ in rollout(*drawn(cfg, streams, seed=0), 2):
+            for _ in rollout(*draw_inputs(cfg, streams, seed=0), 2):
                 pass
-            seconds = sum(rollout(*drawn(cfg, streams, seed=1), frames))
-            least = sum(frame_bytes(model, streams, CONTEXT + number) for number in range(frames))
+            seconds = sum(rollout(*draw_inputs(cfg, streams, seed=1), frames))
+            least = 0.0
+            for number in range(frames):
+                least += count_bytes(model, streams, CONTEXT + number)
             yield {
                 "part": part,
                 "streams": streams,
@@ -112,8 +139,8 @@ def run(part: str, counts: list[int], frames: int, tiny: bool) -> Iterator[dict[
             }
 
 
-def config(tiny: bool) -> Any:
-    """The published sizes, or tiny ones."""
+def make_config(tiny: bool) -> Any:
+    """Return the published sizes, or tiny ones."""
     from examples.terra.configuration import LlamaActionConfig
 
     sizes: dict[str, Any] = TINY if tiny else {}
@@ -121,8 +148,8 @@ def config(tiny: bool) -> Any:
     return LlamaActionConfig(architectures=["LlamaActionForCausalLM"], dtype=dtype, **sizes)
 
 
-def drawn(cfg: Any, streams: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random contexts (streams, 3, num_image_patches) and actions."""
+def draw_inputs(cfg: Any, streams: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return random contexts (streams, 3, num_image_patches) and actions."""
     random = np.random.default_rng(seed)
     context = random.integers(0, cfg.pad_token_id, (streams, CONTEXT, cfg.num_image_patches))
     shape = streams, cfg.num_temporal_embeddings, cfg.num_action_tokens, cfg.action_dim
@@ -130,8 +157,8 @@ def drawn(cfg: Any, streams: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @contextmanager
-def engine(cfg: Any, part: str, streams: int) -> Iterator[Any]:
-    """Rollouts in vLLM: the seconds of each frame."""
+def start_engine(cfg: Any, part: str, streams: int) -> Iterator[Any]:
+    """Yield a function that rolls out in vLLM, and yields the seconds of each frame."""
     from examples.terra import register
     from examples.terra.rollout import VllmTerra
 
@@ -152,16 +179,20 @@ def engine(cfg: Any, part: str, streams: int) -> Iterator[Any]:
 
 
 @contextmanager
-def reference(cfg: Any) -> Iterator[Any]:
-    """Rollouts in the Hugging Face reference, which keeps its KV cache."""
+def load_reference(cfg: Any) -> Iterator[Any]:
+    """Yield a function that rolls out in the Hugging Face reference, with its KV cache.
+
+    That function yields the seconds of each frame.
+    """
     import torch
 
-    model = built(cfg, device()).eval()
+    model = make_reference(cfg, find_device()).eval()
 
     def rollout(context: np.ndarray, actions: np.ndarray, frames: int) -> Any:
-        given = (torch.from_numpy(own).to(device()) for own in (context, actions))
-        steps, start = model.rollout(*given, frames), time.perf_counter()
-        for frame in steps:
+        context_there = torch.from_numpy(context).to(find_device())
+        actions_there = torch.from_numpy(actions).to(find_device())
+        start = time.perf_counter()
+        for frame in model.rollout(context_there, actions_there, frames):
             frame.cpu()  # waits for the device
             yield time.perf_counter() - start
             start = time.perf_counter()
@@ -169,8 +200,8 @@ def reference(cfg: Any) -> Iterator[Any]:
     yield rollout
 
 
-def built(cfg: Any, device: str) -> Any:
-    """The reference with random weights."""
+def make_reference(cfg: Any, device: str) -> Any:
+    """Return the reference with random weights."""
     import torch
 
     from examples.terra.reference import LlamaActionForCausalLM
@@ -179,7 +210,7 @@ def built(cfg: Any, device: str) -> Any:
         return LlamaActionForCausalLM._from_config(cfg, dtype=cfg.dtype)
 
 
-def device() -> str:
+def find_device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -188,24 +219,35 @@ def device() -> str:
 # -- the bound -------------------------------------------------------------------------------------
 
 
-def frame_bytes(model: Any, streams: int, known: int) -> float:
-    """Bytes that a model reads to generate one frame of every stream after so many known ones."""
+def count_bytes(model: Any, streams: int, num_frames: int) -> float:
+    """Return the bytes that a model reads to generate one frame of every stream.
+
+    Args:
+        model: with its config; its weights may be on the meta device.
+        streams: that are generated at once.
+        num_frames: of each stream so far.
+    """
     cfg = model.config
-    weights = sum(own.nbytes for own in model.parameters()) - model.model.embed_tokens.weight.nbytes
-    head = cfg.head_dim or cfg.hidden_size // cfg.num_attention_heads
-    width = model.dtype.itemsize
-    position = cfg.num_hidden_layers * 2 * cfg.num_key_value_heads * head * width
-    steps, begin = cfg.num_image_patches, known * cfg.num_spatio_embeddings
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    # a step looks up one row of the table
+    weights -= model.model.embed_tokens.weight.nbytes
+    head_size = cfg.head_dim or cfg.hidden_size // cfg.num_attention_heads
+    numbers_per_position = cfg.num_hidden_layers * 2 * cfg.num_key_value_heads * head_size
+    bytes_per_position = numbers_per_position * model.dtype.itemsize
+    steps = cfg.num_image_patches
+    begin = num_frames * cfg.num_spatio_embeddings
+    # step i reads begin + i positions
     positions = steps * begin + steps * (steps - 1) / 2
-    return float(steps * weights + streams * positions * position)
+    return float(steps * weights + streams * positions * bytes_per_position)
 
 
-def copying_bandwidth() -> float:
-    """Bytes per second read and written by copying a large tensor, at best."""
+def measure_copying() -> float:
+    """Return the bytes per second read and written by copying a large tensor, at best."""
     import torch
 
-    size = 2**31 if device() == "cuda" else 2**26
-    source = torch.empty(size, dtype=torch.uint8, device=device())
+    device = find_device()
+    size = 2**31 if device == "cuda" else 2**26
+    source = torch.empty(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     best = float("inf")
     for _ in range(10):
@@ -218,5 +260,5 @@ def copying_bandwidth() -> float:
 
 
 if __name__ == "__main__":
-    measure.quiet()
+    measure.quiet_libraries()
     typer.run(main)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from psutil import CONN_ESTABLISHED
 
-from benchmarks.vllm_bench import requests
+from benchmarks.vllm_bench import draw_requests
 from examples.server import Server
 from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
@@ -180,7 +180,7 @@ def test_vllms_benchmark_sends_items_of_any_modality(server: Server) -> None:
     printed = run_python(*command, MMKIT_MODULES="examples.terra.model", OPENAI_API_KEY=KEY)
     assert [line.split()[-1] for line in printed.splitlines() if " requests:" in line][:2] == ["5", "0"]  # failed: 0
     subject = of_spec(TERRA, CHECKPOINT)
-    first, again, other = (list(map(repr, requests(subject, 8, seed, 500))) for seed in (1, 1, 2))
+    first, again, other = (list(map(repr, draw_requests(subject, 8, seed, 500))) for seed in (1, 1, 2))
     assert first == again != other
     assert len({*first}) > 4
 
