@@ -51,12 +51,12 @@ except ImportError as error:
 Row = dict[str, Any]
 Options = Mapping[str, Any]
 
-HANDED_ON = ("HF_", "MMKIT_", "OMP_", "PYTHONPATH", "TOKENIZERS_", "VLLM_")
+PASSED_ON = ("HF_", "MMKIT_", "OMP_", "PYTHONPATH", "TOKENIZERS_", "VLLM_")
 """The prefixes of environment variables that Ray passes to the actors on all nodes. Variables of
 one machine, VLLM_HOST_IP among them, stay there."""
 
-OPTIONS = b"mmkit"
-"""The key of a part file's metadata that holds what the run was asked for."""
+RUN_KEY = b"mmkit"
+"""The key of a part file's metadata that holds the worker and the options of the run."""
 
 
 class Worker(Protocol):
@@ -70,7 +70,7 @@ class Worker(Protocol):
     schema: ClassVar[pa.Schema]
 
     def __call__(self, rows: list[Row]) -> Sequence[Row]:
-        """The answers to some rows, in their order: columns of the schema, or an `error`."""
+        """Return the answers to rows, in their order: columns of the schema, or an `error`."""
         ...
 
 
@@ -94,40 +94,61 @@ class Generate:
         self.sampling = SamplingParams(**sampling)
 
     def __call__(self, rows: list[Row]) -> list[Row]:
-        refused = [self._refused(row) for row in rows]
-        outputs = iter(self.llm.wait_for_completion(use_tqdm=False))  # in the order of the requests
-        return [{"error": error} if error else _answer(next(outputs)) for error in refused]
-
-    def _refused(self, row: Row) -> str | None:
-        """Hand a row to the engine; say why not if that cannot be."""
-        prompt, items = row.get("prompt"), {k: row[k] for k in row if k not in ("id", "prompt")}
-        try:
-            if not isinstance(prompt, (str, list)):
-                expected = "a text or a list of token ids"
-                raise InputError("prompt", expected, f"a {type(prompt).__name__}")
-            request: Row = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
-            data = {k: _items(value) for k, value in items.items() if value is not None}
-            request |= {"multi_modal_data": data} if data else {}
-            self.llm.enqueue([request], self.sampling, use_tqdm=False)
-        except (ValueError, TypeError) as error:
-            return " ".join(str(error).split())
-        return None
+        answers: list[Row] = [{} for _ in rows]
+        accepted = []
+        for i, row in enumerate(rows):
+            try:
+                self.llm.enqueue([make_request(row)], self.sampling, use_tqdm=False)
+                accepted.append(i)
+            except (ValueError, TypeError) as error:
+                answers[i] = {"error": " ".join(str(error).split())}
+        # in the order of the requests
+        outputs = self.llm.wait_for_completion(use_tqdm=False)
+        for i, output in zip(accepted, outputs, strict=True):
+            answers[i] = read_answer(output)
+        return answers
 
 
-def _answer(output: Any) -> Row:
-    (of,) = output.outputs
-    if of.finish_reason == "error":
+def make_request(row: Row) -> Row:
+    """Return the request of a row, as `vllm.LLM` takes it.
+
+    Raises:
+        InputError: the prompt has another form, or an item is no image file.
+    """
+    request: Row = {}
+    prompt = row.get("prompt")
+    if isinstance(prompt, str):
+        request["prompt"] = prompt
+    elif isinstance(prompt, list):
+        request["prompt_token_ids"] = prompt
+    else:
+        raise InputError("prompt", "a text or a list of token ids", f"a {type(prompt).__name__}")
+    data = {}
+    for name, value in row.items():
+        if name not in ("id", "prompt") and value is not None:
+            values = value if isinstance(value, list) else [value]
+            data[name] = [decode_item(item) for item in values]
+    if data:
+        request["multi_modal_data"] = data
+    return request
+
+
+def read_answer(output: Any) -> Row:
+    """Return the columns of vLLM's answer to a request."""
+    (answer,) = output.outputs
+    if answer.finish_reason == "error":
         return {"error": "answer: expected tokens, got an error of the engine, whose log has it."}
-    text = of.text or None
-    return {"tokens": list(of.token_ids), "text": text, "finish_reason": of.finish_reason}
+    return {
+        "tokens": list(answer.token_ids),
+        "text": answer.text or None,
+        "finish_reason": answer.finish_reason,
+    }
 
 
-def _items(value: Any) -> list[Any]:
-    return [_item(item) for item in (value if isinstance(value, list) else [value])]
-
-
-def _item(value: Any) -> Any:
-    """An item as vLLM takes it."""
+def decode_item(value: Any) -> Any:
+    """Return an item as vLLM takes it: the bytes of an image file become an image."""
+    if isinstance(value, dict):
+        return {key: decode_item(part) for key, part in value.items()}
     if isinstance(value, bytes):
         from PIL import Image
 
@@ -137,7 +158,7 @@ def _item(value: Any) -> Any:
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise InputError("item", "the bytes of an image file", str(error)) from None
         return image
-    return {k: _item(v) for k, v in value.items()} if isinstance(value, dict) else value
+    return value
 
 
 class Actor:
@@ -149,26 +170,38 @@ class Actor:
         self._worker = worker(**options)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        rows = _rows(table)
+        rows = read_rows(table)
         answers = self._worker(rows)
-        error = pa.field("error", pa.string())
-        schema = pa.schema([table.schema.field("id"), *self._worker.schema, error])
-        filled = [{"id": r["id"], **answer} for r, answer in zip(rows, answers, strict=True)]
-        return pa.Table.from_pylist(filled, schema=schema)
+        outputs = []
+        for row, answer in zip(rows, answers, strict=True):
+            outputs.append({"id": row["id"]} | dict(answer))
+        columns = [table.schema.field("id")]
+        columns.extend(self._worker.schema)
+        columns.append(pa.field("error", pa.string()))
+        return pa.Table.from_pylist(outputs, schema=pa.schema(columns))
 
 
-def _rows(table: pa.Table) -> list[Row]:
-    """Rows as Python values; lists of ``fixed_shape_tensor`` as arrays (items, *shape)."""
-    columns = {}
+def read_rows(table: pa.Table) -> list[Row]:
+    """Return rows as Python values; lists of ``fixed_shape_tensor`` as arrays (items, *shape)."""
+    rows: list[Row] = [{} for _ in range(len(table))]
     for name, column in zip(table.column_names, table.columns, strict=True):
-        of = getattr(column.type, "value_type", None)
-        if isinstance(of, pa.FixedShapeTensorType):
-            arrays = (cell.values for cell in column)
-            values = [None if a is None else list(a.to_numpy_ndarray()) for a in arrays]
+        for row, value in zip(rows, _read_column(column), strict=True):
+            row[name] = value
+    return rows
+
+
+def _read_column(column: pa.ChunkedArray) -> list[Any]:
+    """Return the values of a column."""
+    value_type = getattr(column.type, "value_type", None)
+    if not isinstance(value_type, pa.FixedShapeTensorType):
+        return column.to_pylist()
+    values = []
+    for cell in column:
+        if cell.values is None:
+            values.append(None)
         else:
-            values = column.to_pylist()
-        columns[name] = values
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+            values.append(list(cell.values.to_numpy_ndarray()))
+    return values
 
 
 # -- the process that was started ------------------------------------------------------------------
@@ -184,12 +217,13 @@ def run(
     batch_size: int = 64,
     gpus: int | None = None,
 ) -> tuple[int, int]:
-    """Answer the rows of a dataset that have no answer yet, on this machine or on the Ray cluster
-    of RAY_ADDRESS.
+    """Answer the rows of a dataset that have no answer yet.
+
+    The actors are on the Ray cluster of RAY_ADDRESS, or on this machine without it.
 
     Args:
         inputs: a parquet file or a folder of parquet files, on all nodes.
-        outputs: folder of the part files, on this machine alone.
+        outputs: folder of the part files, on this machine only.
         worker: a class like `Worker`.
         options: its arguments, as JSON values.
         engines: number of actors.
@@ -202,21 +236,28 @@ def run(
     Raises:
         MmkitError: inputs without unique ids, or outputs of another run.
     """
-    inputs, outputs = Path(inputs).resolve(), Path(outputs)
-    files = sorted(inputs.rglob("*.parquet")) if inputs.is_dir() else [inputs]
-    asked = json.dumps([getattr(worker, "__qualname__", str(worker)), dict(options)], default=str)
-    with _held(outputs):
-        ids = _ids(inputs, files)
-        number, done = _done(outputs, asked, ids.type)
-        left = pc.sum(pc.invert(pc.is_in(ids, value_set=done))).as_py() or 0
-        count = failed = 0
-        if left == 0:
+    inputs = Path(inputs).resolve()
+    outputs = Path(outputs)
+    files = [inputs]
+    if inputs.is_dir():
+        files = sorted(inputs.rglob("*.parquet"))
+    name = getattr(worker, "__qualname__", str(worker))
+    run_text = json.dumps([name, dict(options)], default=str)
+    count = 0
+    failed = 0
+    with lock_folder(outputs):
+        ids = read_ids(inputs, files)
+        number, done = read_done(outputs, run_text, ids.type)
+        remaining = pc.sum(pc.invert(pc.is_in(ids, value_set=done))).as_py() or 0
+        if remaining == 0:
             return count, failed
         with (
-            _cluster(engines),
-            tqdm(total=len(ids), initial=len(ids) - left, unit="row") as bar,
+            connect_to_ray(engines),
+            tqdm(total=len(ids), initial=len(ids) - remaining, unit="row") as bar,
         ):
-            answers = _left_of(files, done, batch_size).map_batches(
+            if gpus is None:
+                gpus = 1 if ray.cluster_resources().get("GPU") else 0
+            answers = read_remaining(files, done, batch_size).map_batches(
                 Actor,
                 fn_constructor_args=[worker, dict(options)],
                 batch_size=batch_size,
@@ -224,21 +265,21 @@ def run(
                 # an engine that is ready takes the next batch, none waits behind a slower one
                 compute=ray.data.ActorPoolStrategy(size=engines, max_tasks_in_flight_per_actor=1),
                 num_cpus=1,
-                num_gpus=_gpus() if gpus is None else gpus,
+                num_gpus=gpus,
             )
             parts = answers.iter_batches(batch_size=None, batch_format="pyarrow")
             for i, part in enumerate(parts, number):
-                _write(outputs / f"part-{i:06}.parquet", part, asked)
+                write_part(outputs / f"part-{i:06}.parquet", part, run_text)
                 count += len(part)
                 failed += len(part) - part["error"].null_count
                 bar.update(len(part))
-    if count != left:
-        raise MmkitError(str(outputs), f"{left} answers", str(count), "Start the run again.")
+    if count != remaining:
+        raise MmkitError(str(outputs), f"{remaining} answers", str(count), "Start the run again.")
     return count, failed
 
 
 @contextmanager
-def _held(outputs: Path) -> Iterator[None]:
+def lock_folder(outputs: Path) -> Iterator[None]:
     """Keep other runs from a folder of outputs."""
     outputs.mkdir(parents=True, exist_ok=True)
     with (outputs / ".lock").open("w") as lock:
@@ -249,39 +290,52 @@ def _held(outputs: Path) -> Iterator[None]:
         yield
 
 
-def _ids(inputs: Path, files: list[Path]) -> pa.Array:
-    """The ids of all rows."""
-    if not all(file.is_file() for file in files) or not files:
+def read_ids(inputs: Path, files: list[Path]) -> pa.Array:
+    """Return the ids of all rows.
+
+    Raises:
+        MmkitError: there are no files, or ids that are not unique.
+    """
+    if not files or not all(file.is_file() for file in files):
         raise MmkitError(f"{inputs}", "a parquet file, or a folder of them", "none")
-    source = ds.dataset(list(map(str, files)), format="parquet")
+    source = ds.dataset([str(file) for file in files], format="parquet")
     if "id" not in source.schema.names:
         raise MmkitError(f"{inputs}", "a column id", ", ".join(source.schema.names))
     ids = source.to_table(columns=["id"])["id"].combine_chunks()
     counts = pc.value_counts(ids)
-    twice = counts.field(0).filter(pc.greater(counts.field(1), 1))
-    if len(twice) or ids.null_count:
-        got = f"{twice[0]} more than once" if len(twice) else "null"
+    repeated = counts.field(0).filter(pc.greater(counts.field(1), 1))
+    if len(repeated):
+        got = f"{repeated[0]} more than once"
         raise MmkitError(f"{inputs}, id", "another one in each row", got)
+    if ids.null_count:
+        raise MmkitError(f"{inputs}, id", "another one in each row", "null")
     return ids
 
 
-def _done(outputs: Path, asked: str, kind: pa.DataType) -> tuple[int, pa.Array]:
-    """The number of the next part file, and the ids of the rows that have an answer."""
+def read_done(outputs: Path, run_text: str, id_type: pa.DataType) -> tuple[int, pa.ChunkedArray]:
+    """Return the number of the next part file, and the ids of the rows that have an answer.
+
+    Raises:
+        MmkitError: the part files are those of another run.
+    """
     parts = sorted(outputs.glob("part-*.parquet"))
-    for part in parts[:1]:
-        of = (pq.read_schema(part).metadata or {}).get(OPTIONS, b"").decode()
-        if of != asked:
-            remedy = "Take another folder for another run."
-            raise MmkitError(str(outputs), f"the answers of {asked}", of or "others", remedy)
-    tables = [pq.read_table(part, columns=["id"]) for part in parts]
-    number = int(parts[-1].stem.removeprefix("part-")) + 1 if parts else 0
-    return number, pa.chunked_array([c for t in tables for c in t["id"].chunks], kind)
+    if not parts:
+        return 0, pa.chunked_array([], id_type)
+    stored_text = (pq.read_schema(parts[0]).metadata or {}).get(RUN_KEY, b"").decode()
+    if stored_text != run_text:
+        remedy = "Take another folder for another run."
+        raise MmkitError(str(outputs), f"the answers of {run_text}", stored_text or "others", remedy)
+    chunks: list[pa.Array] = []
+    for part in parts:
+        chunks.extend(pq.read_table(part, columns=["id"])["id"].chunks)
+    number = int(parts[-1].stem.removeprefix("part-")) + 1
+    return number, pa.chunked_array(chunks, id_type)
 
 
-def _write(path: Path, part: pa.Table, asked: str) -> None:
+def write_part(path: Path, part: pa.Table, run_text: str) -> None:
     """Write a part file, which is there as a whole or not at all."""
     unfinished = path.with_name(".part")  # the lock keeps others away
-    pq.write_table(part.replace_schema_metadata({OPTIONS: asked}), unfinished)
+    pq.write_table(part.replace_schema_metadata({RUN_KEY: run_text}), unfinished)
     unfinished.rename(path)
 
 
@@ -289,23 +343,18 @@ def _write(path: Path, part: pa.Table, asked: str) -> None:
 
 
 @contextmanager
-def _cluster(engines: int) -> Iterator[None]:
-    """Ray, on the cluster of RAY_ADDRESS or, without it, on this machine alone."""
-    variables = {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith(HANDED_ON) and not name.startswith("VLLM_HOST_")
-    }
-    alone: dict[str, Any] = {
-        "address": "local",  # not one that runs here by chance
-        "num_cpus": engines + 1,  # one reads
-        "include_dashboard": False,
-    }
-    ray.init(
-        logging_level=logging.WARNING,
-        runtime_env={"env_vars": variables},
-        **({} if os.environ.get("RAY_ADDRESS") else alone),
-    )
+def connect_to_ray(engines: int) -> Iterator[None]:
+    """Use the cluster of RAY_ADDRESS or, without it, a cluster on this machine only."""
+    variables = {}
+    for name, value in os.environ.items():
+        if name.startswith(PASSED_ON) and not name.startswith("VLLM_HOST_"):
+            variables[name] = value
+    options: dict[str, Any] = {}
+    if not os.environ.get("RAY_ADDRESS"):
+        options["address"] = "local"  # not one that runs here by chance
+        options["num_cpus"] = engines + 1  # one reads
+        options["include_dashboard"] = False
+    ray.init(logging_level=logging.WARNING, runtime_env={"env_vars": variables}, **options)
     try:
         ray.data.DataContext.get_current().enable_progress_bars = False  # ours counts rows
         logging.getLogger("ray.data").setLevel(logging.ERROR)
@@ -314,18 +363,15 @@ def _cluster(engines: int) -> Iterator[None]:
         ray.shutdown()
 
 
-def _gpus() -> int:
-    return 1 if ray.cluster_resources().get("GPU") else 0
+def read_remaining(files: list[Path], done: pa.ChunkedArray, batch_size: int) -> Any:
+    """Return the rows that have no answer yet, in blocks of the size of a batch."""
 
-
-def _left_of(files: list[Path], done: pa.Array, batch_size: int) -> Any:
-    """The rows that have no answer yet, in blocks of the size of a batch."""
-
-    def left(table: pa.Table) -> pa.Table:
+    def remove_done(table: pa.Table) -> pa.Table:
         return table.filter(pc.invert(pc.is_in(table["id"], value_set=done)))
 
-    data = ray.data.read_parquet(list(map(str, files)), partitioning=None, file_extensions=None)
-    data = data.map_batches(left, batch_format="pyarrow", batch_size=None)
+    paths = [str(file) for file in files]
+    data = ray.data.read_parquet(paths, partitioning=None, file_extensions=None)
+    data = data.map_batches(remove_done, batch_format="pyarrow", batch_size=None)
     return data.repartition(target_num_rows_per_block=batch_size)
 
 
@@ -342,15 +388,19 @@ def main(
     batch_size: Annotated[int, typer.Option(min=1, help="Rows that an engine takes at once.")] = 64,
     gpus: Annotated[int | None, typer.Option(help="Of an engine; else 1 where Ray has any.")] = None,
 ) -> None:
-    """Answer the rows of a dataset with a model in vLLM. A run that was stopped goes on where it
-    was, and a row that cannot be answered gets one sentence."""
+    """Answer the rows of a dataset with a model in vLLM.
+
+    A run that was stopped goes on where it was, and a row that cannot be answered gets one sentence.
+    """
     options = {"model": str(model.resolve()), "engine": engine, "sampling": sampling}
     command(inputs, outputs, Generate, options, engines=engines, batch_size=batch_size, gpus=gpus)
 
 
 def command(inputs: Path, outputs: Path, *arguments: Any, **options: Any) -> None:
-    """`run` in a program of the command line: tells what was done, and ends with status 1 if a row
-    has an `error`, with 2 if nothing was done."""
+    """Run in a program of the command line, and print how many rows were answered.
+
+    The program ends with status 1 if a row has an `error`, with 2 if nothing was done.
+    """
     try:
         count, failed = run(inputs, outputs, *arguments, **options)
     except MmkitError as error:

@@ -19,8 +19,9 @@ from mmkit import MmkitError
 
 
 class Server:
-    """``python -m mmkit.serve`` on this machine, as a context manager. It listens on 127.0.0.1
-    only.
+    """``python -m mmkit.serve`` on this machine, as a context manager.
+
+    It listens on 127.0.0.1 only.
 
     Args:
         model: directory of a checkpoint.
@@ -40,12 +41,14 @@ class Server:
         log: Path | None = None,
         start_seconds: float = 300.0,
     ) -> None:
-        self.port = port or free_port()
+        self.port = port or find_free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        address = ("--host", "127.0.0.1", "--port", str(self.port))
-        self._command = [sys.executable, "-m", "mmkit.serve", str(model), *options, *address]
-        self._environment = {**os.environ, **(environment or {})}
-        self._log, self._seconds = log, start_seconds
+        self._command = [sys.executable, "-m", "mmkit.serve", str(model), *options]
+        self._command.extend(("--host", "127.0.0.1", "--port", str(self.port)))
+        self._environment = dict(os.environ)
+        self._environment.update(environment or {})
+        self._log = log
+        self._start_seconds = start_seconds
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -63,22 +66,32 @@ class Server:
                 start_new_session=True,
             )
         try:
-            self._wait(self.process, time.monotonic() + self._seconds)
+            self._wait(self.process)
         except BaseException:
             self.stop()
             raise
 
-    def _wait(self, process: subprocess.Popen[bytes], until: float) -> None:
-        while (code := process.poll()) is None and time.monotonic() < until:
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        """Return when the server is healthy.
+
+        Raises:
+            MmkitError: the server ended, or took too long.
+        """
+        deadline = time.monotonic() + self._start_seconds
+        got = "none"
+        while time.monotonic() < deadline:
+            status = process.poll()
+            if status is not None:
+                got = f"one that ended with {status}"
+                break
             with suppress(httpx.HTTPError):
                 if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
                     return
             time.sleep(0.25)
-        told = "Give it a log file to see why."
+        remedy = "Give it a log file to see why."
         if self._log is not None:
-            told = f"Its log ends:\n{self._log.read_text(errors='replace')[-2000:]}"
-        got = "none" if code is None else f"one that ended with {code}"
-        raise MmkitError(self.url, f"a server within {self._seconds:g} s", got, told)
+            remedy = f"Its log ends:\n{self._log.read_text(errors='replace')[-2000:]}"
+        raise MmkitError(self.url, f"a server within {self._start_seconds:g} s", got, remedy)
 
     def stop(self, seconds: float = 30.0) -> int | None:
         """Stop the server by SIGTERM, and after `seconds` by SIGKILL, with all its processes.
@@ -86,7 +99,8 @@ class Server:
         Returns:
             The exit status; None if the server was never started.
         """
-        if (process := self.process) is None:
+        process = self.process
+        if process is None:
             return None
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -104,7 +118,7 @@ class Server:
         self.stop()
 
 
-def free_port() -> int:
-    """A free port of 127.0.0.1."""
+def find_free_port() -> int:
+    """Return a free port of 127.0.0.1."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from examples.server import Server, free_port
+from examples.server import Server, find_free_port
 from tests import ROOT
 from tests.night.malformed import KEY
 
@@ -40,7 +40,7 @@ class Proxy:
     """
 
     def __init__(self, folder: Path, configure_servers: Callable[[int], str]) -> None:
-        self.port = free_port()
+        self.port = find_free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         paths = " ".join(f"{name}_temp_path {folder}/{name};" for name in PATHS)
         (folder / "mmkit.conf").write_text(configure_servers(self.port))

@@ -31,7 +31,7 @@ def test_lists_of_tensors_keep_their_values(counts: list[int | None], shape: tup
     items = pa.ListArray.from_arrays(offsets, pa.FixedShapeTensorArray.from_numpy_ndarray(values))
     file = BytesIO()
     pq.write_table(pa.table({"id": range(len(counts)), "items": items}), file)
-    for row in batch._rows(pq.read_table(file).slice(1)):
+    for row in batch.read_rows(pq.read_table(file).slice(1)):
         start, count = ends[row["id"]], counts[row["id"]]
         if count is None:
             assert row["items"] is None
@@ -42,10 +42,10 @@ def test_lists_of_tensors_keep_their_values(counts: list[int | None], shape: tup
 def test_images_are_files() -> None:
     picture, file = Image.new("RGB", (3, 2), (1, 2, 3)), BytesIO()
     picture.save(file, "PNG")
-    read = batch._item({"left": file.getvalue(), "text": "x"})
+    read = batch.decode_item({"left": file.getvalue(), "text": "x"})
     assert (read["left"].tobytes(), read["text"]) == (picture.tobytes(), "x")
     with pytest.raises(InputError, match="item: expected the bytes of an image file, got cannot identify"):
-        batch._item(b"no image")
+        batch.decode_item(b"no image")
 
 
 REFUSED = [
@@ -68,6 +68,6 @@ def test_refuses_the_folder_of_another_run(tmp_path: Path) -> None:
     table = pa.table({"id": [1]})
     pq.write_table(table, tmp_path / "in.parquet")
     (tmp_path / "out").mkdir()
-    batch._write(tmp_path / "out" / "part-000000.parquet", table, '["dict", {"model": "a"}]')
+    batch.write_part(tmp_path / "out" / "part-000000.parquet", table, '["dict", {"model": "a"}]')
     sentence = '…: expected the answers of ["dict", {"model": "b"}], got ["dict", {"model": "a"}]…'
     expect_refusal(MmkitError, sentence, batch.run, tmp_path / "in.parquet", tmp_path / "out", dict, {"model": "b"})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from examples.server import free_port
+from examples.server import find_free_port
 from mmkit import InputError
 from mmkit.serve import protocol
 from mmkit.serve.client import Client, RequestError, ServerGone
@@ -218,7 +218,7 @@ def test_an_address_that_is_none_has_no_server(make_client: Any, url: str) -> No
 
 
 def test_an_address_without_a_server_refuses_each_call(make_client: Any) -> None:
-    client = make_client(f"http://127.0.0.1:{free_port()}")
+    client = make_client(f"http://127.0.0.1:{find_free_port()}")
     refused = r"/v1/mm/\w+: expected an answer, got ConnectError \(.*refused.*\)\. See"
     with pytest.raises(ServerGone, match=refused):
         client.modalities()
