@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 import typer
@@ -22,8 +22,18 @@ FIGURES = {
 """How the figures of `TownWorld.compare` are printed."""
 
 T = TypeVar("T")
-Result = tuple[np.ndarray, dict[str, Any]]
-"""Generated tokens (streams, frames, num_image_patches), and figures for the report."""
+
+
+class Result(NamedTuple):
+    """What a backend generated.
+
+    Attributes:
+        tokens: (streams, frames, num_image_patches).
+        figures: for the report.
+    """
+
+    tokens: np.ndarray
+    figures: dict[str, Any]
 
 
 def main(
@@ -47,18 +57,18 @@ def main(
     os.environ["VLLM_LOGGING_LEVEL"] = log_level
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; by default vLLM wants nearly all of a machine's memory
     if tensor_parallel_size > 1:  # on a CPU, one core per process; elsewhere the variable is not read
-        cores = "|".join(map(str, range(tensor_parallel_size)))
+        cores = "|".join(str(core) for core in range(tensor_parallel_size))
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
 
     from transformers import AutoConfig
 
     from . import worlds
-    from .pictures import enlarged, save_strip, save_video
+    from .pictures import enlarge, save_strip, save_video
     from .worlds import CONTEXT_FRAMES
 
     register()
     config = AutoConfig.from_pretrained(model)
-    world = worlds.of_config(config)
+    world = worlds.load_world(config)
     most = config.num_temporal_embeddings - CONTEXT_FRAMES
     if frames > most:
         raise typer.BadParameter(
@@ -68,32 +78,33 @@ def main(
         raise typer.BadParameter(
             f"--seed: expected --seed and --streams within {world.num_episodes} episodes, got {seed} and {streams}."
         )
-    episodes = [world.episode(each) for each in range(seed, seed + streams)]
+    episodes = [world.episode(number) for number in range(seed, seed + streams)]
     context = np.stack([episode.frames[:CONTEXT_FRAMES] for episode in episodes])
     actions = np.stack([episode.actions for episode in episodes])
 
     results = {"vLLM": run_vllm(model, context, actions, frames, tensor_parallel_size, drafts)}
     if reference:
         results["Hugging Face"] = run_reference(model, context, actions, frames)
-    videos = {name: tokens for name, (tokens, _) in results.items()}
     report: dict[str, Any] = {"model": model.name, "frames": frames, "streams": streams, "seed": seed}
-    report |= {name: figures for name, (_, figures) in results.items()}
+    for name, result in results.items():
+        report[name] = result.figures
     if reference:
-        report["identical_tokens"] = bool((videos["vLLM"] == videos["Hugging Face"]).all())
-    for name, streams_tokens in videos.items():
-        compared = [
-            world.compare(tokens, CONTEXT_FRAMES, episode)
-            for tokens, episode in zip(streams_tokens, episodes, strict=True)
-        ]
-        report[name] |= {figure: float(np.mean([each[figure] for each in compared])) for figure in compared[0]}
+        is_identical = results["vLLM"].tokens == results["Hugging Face"].tokens
+        report["identical_tokens"] = bool(is_identical.all())
+    for name, result in results.items():
+        comparisons = []
+        for tokens, episode in zip(result.tokens, episodes, strict=True):
+            comparisons.append(world.compare(tokens, CONTEXT_FRAMES, episode))
+        for figure in comparisons[0]:
+            report[name][figure] = float(np.mean([comparison[figure] for comparison in comparisons]))
 
     out.mkdir(parents=True, exist_ok=True)
-    shown = episodes[0].pictures[: CONTEXT_FRAMES + frames]
-    pictures = {"ground truth": shown}
-    for name, tokens in videos.items():
-        pictures[name] = np.concatenate([shown[:CONTEXT_FRAMES], world.pictures(tokens[0])])
-    rows = {name: enlarged(video) for name, video in pictures.items()}
-    side_by_side = {name: rows[name] for name in ("ground truth", "vLLM")}
+    truth = episodes[0].pictures[: CONTEXT_FRAMES + frames]
+    rows = {"ground truth": enlarge(truth)}
+    for name, result in results.items():
+        generated = world.pictures(result.tokens[0])
+        rows[name] = enlarge(np.concatenate([truth[:CONTEXT_FRAMES], generated]))
+    side_by_side = {"ground truth": rows["ground truth"], "vLLM": rows["vLLM"]}
     save_video(side_by_side, episodes[0].actions, out / "terra.gif", out / "terra.mp4", CONTEXT_FRAMES)
     save_strip(rows, out / "terra.png", CONTEXT_FRAMES)
     (out / "terra.json").write_text(json.dumps(report, indent=2) + "\n")
@@ -107,11 +118,12 @@ def run_vllm(
     from .rollout import VllmTerra
 
     print("Starting vLLM, half a minute ...", flush=True)
-    started = time.perf_counter()
+    start = time.perf_counter()
     engine = VllmTerra(model, tensor_parallel_size=tensor_parallel_size, drafts=drafts)
-    start_seconds = time.perf_counter() - started
-    steps = list(progress(engine.rollout(context, actions, frames), frames, "vLLM"))
-    return np.stack([step.tokens for step in steps], axis=1), {
+    start_seconds = time.perf_counter() - start
+    steps = list(show_progress(engine.rollout(context, actions, frames), frames, "vLLM"))
+    tokens = np.stack([step.tokens for step in steps], axis=1)
+    figures = {
         "tensor_parallel_size": tensor_parallel_size,
         "drafts": drafts,
         "start_seconds": round(start_seconds, 2),
@@ -119,46 +131,52 @@ def run_vllm(
         "prompt_tokens": [step.prompt_tokens for step in steps],
         "cached_tokens": [step.cached_tokens for step in steps],
     }
+    return Result(tokens, figures)
 
 
 def run_reference(model: Path, context: np.ndarray, actions: np.ndarray, frames: int) -> Result:
-    """The same rollout by the Hugging Face reference with its KV cache."""
+    """Roll out in the Hugging Face reference, with its KV cache."""
     import torch
 
     from .reference import LlamaActionForCausalLM
 
     reference = LlamaActionForCausalLM.from_pretrained(model).eval()
     steps = reference.rollout(torch.from_numpy(context), torch.from_numpy(actions), frames)
-    tokens, seconds, last = [], [], time.perf_counter()
-    for frame in progress(steps, frames, "Hugging Face"):
+    tokens = []
+    seconds = []
+    last = time.perf_counter()
+    for frame in show_progress(steps, frames, "Hugging Face"):
         now = time.perf_counter()
         seconds.append(now - last)
         tokens.append(frame.numpy())
         last = now
-    return np.stack(tokens, axis=1), {"seconds_per_frame": round(float(np.median(seconds)), 4)}
+    figures = {"seconds_per_frame": round(float(np.median(seconds)), 4)}
+    return Result(np.stack(tokens, axis=1), figures)
 
 
-def progress(steps: Iterable[T], total: int, name: str) -> Iterator[T]:
+def show_progress(steps: Iterable[T], total: int, name: str) -> Iterator[T]:
     """Show progress, a frame per step."""
     return iter(tqdm(steps, total=total, desc=f"{name:>12}", unit="frame"))
 
 
 def print_report(report: dict[str, Any], names: list[str], out: Path) -> None:
-    """The figures of a run, for people."""
+    """Print the figures of a run."""
     for name in names:
         figures = report[name]
         facts = [f"{1 / figures['seconds_per_frame']:.1f} frames per second"]
-        facts += [text.format(figures[figure]) for figure, text in FIGURES.items() if figure in figures]
+        for figure, text in FIGURES.items():
+            if figure in figures:
+                facts.append(text.format(figures[figure]))
         print(f"{name:>12}: {', '.join(facts)}")
-    cached, prompt = report["vLLM"]["cached_tokens"], report["vLLM"]["prompt_tokens"]
+    cached = report["vLLM"]["cached_tokens"]
+    prompt = report["vLLM"]["prompt_tokens"]
     if len(cached) > 1:
-        print(
-            f"{'prefix cache':>12}: {sum(cached[1:]) / sum(prompt[1:]):.1%} of the prompt tokens after the first frame"
-        )
+        share = sum(cached[1:]) / sum(prompt[1:])
+        print(f"{'prefix cache':>12}: {share:.1%} of the prompt tokens after the first frame")
     if "identical_tokens" in report:
         print(f"{'same tokens':>12}: {'yes' if report['identical_tokens'] else 'NO'}")
-    files = (out / f"terra.{kind}" for kind in ("gif", "mp4", "png", "json"))
-    print(f"{'written':>12}: {', '.join(map(str, files))}")
+    files = [str(out / f"terra.{suffix}") for suffix in ("gif", "mp4", "png", "json")]
+    print(f"{'written':>12}: {', '.join(files)}")
 
 
 if __name__ == "__main__":

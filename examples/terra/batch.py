@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -66,25 +66,39 @@ class Rollouts:
 
     def __call__(self, rows: list[Row]) -> list[Row]:
         answers: list[Row] = [{} for _ in rows]
-        groups: dict[int, dict[int, tuple[np.ndarray, np.ndarray]]] = {}
+        # by the number of context frames: a rollout has as many of each stream
+        groups: dict[int, dict[int, Start]] = {}
         for i, row in enumerate(rows):
             try:
-                context, actions = read_episode(row, self.plan, self.engine.config, self.frames)
+                start = read_episode(row, self.plan, self.engine.config, self.frames)
             except InputError as error:
                 answers[i] = {"error": str(error)}
             else:
-                groups.setdefault(len(context), {})[i] = context, actions
-        for episodes in groups.values():  # of as many context frames
-            context, actions = map(np.stack, zip(*episodes.values(), strict=True))
+                groups.setdefault(len(start.context), {})[i] = start
+        for starts in groups.values():
+            context = np.stack([start.context for start in starts.values()])
+            actions = np.stack([start.actions for start in starts.values()])
             steps = self.engine.rollout(context, actions, self.frames)
             tokens = np.stack([step.tokens for step in steps], axis=1)
-            for i, generated in zip(episodes, tokens, strict=True):
+            for i, generated in zip(starts, tokens, strict=True):
                 answers[i] = {"tokens": generated.tolist()}
         return answers
 
 
-def read_episode(row: Row, plan: "Plan", config: "LlamaActionConfig", frames: int) -> tuple[np.ndarray, np.ndarray]:
+class Start(NamedTuple):
     """An episode that the engine will take.
+
+    Attributes:
+        context: int64 (context frames, num_image_patches).
+        actions: float32 (context + frames - 1, num_action_tokens, action_dim).
+    """
+
+    context: np.ndarray
+    actions: np.ndarray
+
+
+def read_episode(row: Row, plan: "Plan", config: "LlamaActionConfig", frames: int) -> Start:
+    """Return the episode of a row.
 
     Args:
         row: its `context` and `actions`.
@@ -92,17 +106,14 @@ def read_episode(row: Row, plan: "Plan", config: "LlamaActionConfig", frames: in
         config: of the checkpoint.
         frames: frames to generate.
 
-    Returns:
-        Context, int64 (context frames, num_image_patches), and actions, float32 (context + frames - 1,
-        num_action_tokens, action_dim).
-
     Raises:
         InputError: the episode cannot be used.
     """
-    context, actions = row.get("context") or [], row.get("actions") or []
-    wrong = {len(frame) for frame in context} - {config.num_image_patches}
-    if wrong:
-        raise InputError("context", f"frames of {config.num_image_patches} ids", f"one of {min(wrong)}")
+    context = row.get("context") or []
+    actions = row.get("actions") or []
+    wrong_sizes = {len(frame) for frame in context} - {config.num_image_patches}
+    if wrong_sizes:
+        raise InputError("context", f"frames of {config.num_image_patches} ids", f"one of {min(wrong_sizes)}")
     most = config.num_temporal_embeddings - frames
     if not 1 <= len(context) <= most:
         raise InputError(
@@ -110,14 +121,18 @@ def read_episode(row: Row, plan: "Plan", config: "LlamaActionConfig", frames: in
             f"1 to {most} frames, as the model holds {config.num_temporal_embeddings} with the {frames} to generate",
             str(len(context)),
         )
-    known = len(context) + frames - 1
-    if len(actions) < known:
-        raise InputError("actions", f"{known} or more, one after every frame but the last", str(len(actions)))
-    placeholders = [config.pad_token_id] * config.num_action_tokens
-    prompt = [token for frame in context for token in [*frame, *placeholders]]
+    num_actions = len(context) + frames - 1
+    if len(actions) < num_actions:
+        raise InputError("actions", f"{num_actions} or more, one after every frame but the last", str(len(actions)))
+    actions = actions[:num_actions]
     # what the last request will send, but for the frames that are not there yet
-    plan.preview([*prompt, *placeholders * (known - len(context))], {"actions": list(actions[:known])})
-    return np.array(context, dtype=np.int64), np.array(actions[:known], dtype=np.float32)
+    placeholders = [config.pad_token_id] * config.num_action_tokens
+    prompt: list[int] = []
+    for frame in context:
+        prompt += list(frame) + placeholders
+    prompt += placeholders * (num_actions - len(context))
+    plan.preview(prompt, {"actions": list(actions)})
+    return Start(np.array(context, dtype=np.int64), np.array(actions, dtype=np.float32))
 
 
 def write_episodes(path: Path, count: int) -> None:

@@ -53,7 +53,8 @@ class Scenes:
     """
 
     def __init__(self, world: TownWorld, seeds: Sequence[int] = range(TownWorld.num_episodes)) -> None:
-        self._world, self._seeds = world, seeds
+        self._world = world
+        self._seeds = seeds
         most = np.tile(np.array([MOST_METRES, MOST_METRES, FRAME_SECONDS], np.float32), (NUM_WAYPOINTS, 1))
         self.actions = Box(most * np.array([-1, -1, 0], np.float32), most)
         self.pictures = Box(0, 255, (FRAME_PIXELS, FRAME_PIXELS, 3), np.uint8)
@@ -69,7 +70,7 @@ class Scenes:
         return episode.frames, episode.actions
 
     def picture(self, tokens: np.ndarray) -> np.ndarray:
-        """Show ids (num_image_patches,) as uint8 (height, width, 3)."""
+        """Return what ids (num_image_patches,) look like, uint8 (height, width, 3)."""
         return self._world.pictures(tokens[None])[0]
 
 
@@ -95,7 +96,8 @@ class EngineDream:
     """
 
     def __init__(self, terra: VllmTerra, keep: int | None = 13) -> None:
-        self._terra, self._keep = terra, keep
+        self._terra = terra
+        self._keep = keep
         self._drives: dict[int, Drive] = {}
 
     def begin(self, stream: int, frames: np.ndarray, actions: np.ndarray) -> None:
@@ -104,7 +106,8 @@ class EngineDream:
 
     def step(self, actions: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
         """See `Dream`."""
-        frames = self._terra.step([self._drives[stream] for stream in actions], np.stack(list(actions.values())))
+        drives = [self._drives[stream] for stream in actions]
+        frames = self._terra.step(drives, np.stack(list(actions.values())))
         return dict(zip(actions, frames.tokens, strict=True))
 
     def close(self) -> None:
@@ -122,7 +125,8 @@ class ServerDream:
     """
 
     def __init__(self, client: Client, keep: int = 13, streams: int = 64) -> None:
-        self._client, self._keep = client, keep
+        self._client = client
+        self._keep = keep
         (accepted,) = client.modalities().modalities
         self._placeholders = accepted.placeholder or []
         self._begins: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -131,19 +135,24 @@ class ServerDream:
 
     def begin(self, stream: int, frames: np.ndarray, actions: np.ndarray) -> None:
         """See `Dream`."""
-        self._leave(stream)
+        self._close_session(stream)
         self._begins[stream] = frames, actions
 
     def step(self, actions: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
         """See `Dream`."""
-        return dict(zip(actions, self._threads.map(self._next, actions, actions.values()), strict=True))
+        frames = self._threads.map(self._generate_next, actions, actions.values())
+        return dict(zip(actions, frames, strict=True))
 
-    def _next(self, stream: int, action: np.ndarray) -> np.ndarray:
-        if session := self._sessions.get(stream):
-            return np.array(session.next({"actions": [action]}).token_ids)
+    def _generate_next(self, stream: int, action: np.ndarray) -> np.ndarray:
+        """Return the next frame of a stream, whose first one opens its session."""
+        if stream in self._sessions:
+            return np.array(self._sessions[stream].next({"actions": [action]}).token_ids)
         frames, actions = self._begins[stream]
+        prompt: list[int] = []
+        for frame in frames.tolist():
+            prompt += frame + self._placeholders
         session = self._client.session(
-            [token for frame in frames.tolist() for token in [*frame, *self._placeholders]],
+            prompt,
             {"actions": [*actions, action]},
             window={"keep": self._keep},
             max_tokens=frames.shape[1],
@@ -153,14 +162,15 @@ class ServerDream:
         self._sessions[stream] = session.__enter__()
         return np.array(session.first.token_ids)
 
-    def _leave(self, stream: int) -> None:
-        if session := self._sessions.pop(stream, None):
+    def _close_session(self, stream: int) -> None:
+        session = self._sessions.pop(stream, None)
+        if session is not None:
             session.close()
 
     def close(self) -> None:
         """See `Dream`."""
         for stream in list(self._sessions):
-            self._leave(stream)
+            self._close_session(stream)
         self._threads.shutdown()
 
 
@@ -181,22 +191,25 @@ class TrueTown:
 
     def step(self, actions: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
         """See `Dream`."""
+        frames = {}
         for stream, action in actions.items():
-            self._towns[stream].follow(action)
-        return {stream: self._world.tokens(self._towns[stream].picture()[None])[0] for stream in actions}
+            town = self._towns[stream]
+            town.follow(action)
+            frames[stream] = self._world.tokens(town.picture()[None])[0]
+        return frames
 
     def close(self) -> None:
         """See `Dream`."""
         self._towns.clear()
 
 
-def nothing(before: Frame, action: np.ndarray, after: Frame) -> float:
-    """No reward at all."""
+def give_no_reward(before: Frame, action: np.ndarray, after: Frame) -> float:
+    """Return no reward at all."""
     return 0.0
 
 
-def never(before: Frame, action: np.ndarray, after: Frame) -> bool:
-    """No end, but for `max_steps`."""
+def never_end(before: Frame, action: np.ndarray, after: Frame) -> bool:
+    """Return that an episode goes on; only `max_steps` ends it."""
     return False
 
 
@@ -211,26 +224,34 @@ class _Episodes:
     """The episodes of some streams; what `TerraEnv` and `TerraVectorEnv` have in common."""
 
     def __init__(self, scenes: Scenes, dream: Dream, reward: Reward, ended: Ended, max_steps: int | None) -> None:
-        self._scenes, self.dream = scenes, dream
-        self._reward, self._ended, self._max_steps = reward, ended, max_steps
+        self._scenes = scenes
+        self.dream = dream
+        self._reward = reward
+        self._ended = ended
+        self._max_steps = max_steps
         self._frames: dict[int, Frame] = {}
         self._steps: dict[int, int] = {}
 
     def begin(self, stream: int, rng: np.random.Generator) -> Frame:
         frames, actions = self._scenes.begin(rng)
         self.dream.begin(stream, frames, actions)
-        self._frames[stream], self._steps[stream] = self._frame(frames[-1]), 0
-        return self._frames[stream]
+        frame = self._show(frames[-1])
+        self._frames[stream] = frame
+        self._steps[stream] = 0
+        return frame
 
-    def _frame(self, tokens: np.ndarray) -> Frame:
+    def _show(self, tokens: np.ndarray) -> Frame:
         return Frame(tokens, self._scenes.picture(tokens))
 
     def step(self, actions: Mapping[int, np.ndarray]) -> dict[int, _Outcome]:
-        tokens = self.dream.step(actions) if actions else {}
-        return {stream: self._outcome(stream, actions[stream], tokens[stream]) for stream in actions}
+        if not actions:
+            return {}
+        tokens = self.dream.step(actions)
+        return {stream: self._end_step(stream, actions[stream], tokens[stream]) for stream in actions}
 
-    def _outcome(self, stream: int, action: np.ndarray, tokens: np.ndarray) -> _Outcome:
-        before, after = self._frames[stream], self._frame(tokens)
+    def _end_step(self, stream: int, action: np.ndarray, tokens: np.ndarray) -> _Outcome:
+        before = self._frames[stream]
+        after = self._show(tokens)
         self._frames[stream] = after
         self._steps[stream] += 1
         return _Outcome(
@@ -241,8 +262,12 @@ class _Episodes:
         )
 
 
-def _checked(actions: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Actions as float32."""
+def _convert_actions(actions: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Return actions as float32.
+
+    Raises:
+        InputError: they have another shape, or are no numbers.
+    """
     values = np.asarray(actions)
     if values.shape != shape or values.dtype.kind not in "fiu":
         raise InputError("action", f"an array {shape} of numbers", f"{values.dtype} {values.shape}")
@@ -250,8 +275,10 @@ def _checked(actions: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 class TerraEnv(gymnasium.Env[np.ndarray, np.ndarray]):
-    """One drive. An observation is the picture of a frame, uint8 (height, width, 3); `info["tokens"]` has its ids,
-    int64 (num_image_patches,). An action is the waypoints that lead to the next frame, float32 (num_action_tokens,
+    """One drive.
+
+    An observation is the picture of a frame, uint8 (height, width, 3); `info["tokens"]` has its ids, int64
+    (num_image_patches,). An action is the waypoints that lead to the next frame, float32 (num_action_tokens,
     action_dim).
 
     Args:
@@ -270,13 +297,14 @@ class TerraEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         scenes: Scenes,
         dream: Dream,
         *,
-        reward: Reward = nothing,
-        ended: Ended = never,
+        reward: Reward = give_no_reward,
+        ended: Ended = never_end,
         max_steps: int | None = None,
         render_mode: str | None = None,
     ) -> None:
         self._episodes = _Episodes(scenes, dream, reward, ended, max_steps)
-        self.observation_space, self.action_space = scenes.pictures, scenes.actions
+        self.observation_space = scenes.pictures
+        self.action_space = scenes.actions
         self.render_mode = render_mode
         self._picture: np.ndarray | None = None
 
@@ -295,14 +323,17 @@ class TerraEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         Raises:
             InputError: an action of another shape.
         """
-        outcome = self._episodes.step({0: _checked(action, self.action_space.shape)})[0]
-        frame, self._picture = outcome.frame, outcome.frame.picture
+        outcome = self._episodes.step({0: _convert_actions(action, self.action_space.shape)})[0]
+        frame = outcome.frame
+        self._picture = frame.picture
         info = {"tokens": frame.tokens.copy()}
         return frame.picture.copy(), outcome.reward, outcome.terminated, outcome.truncated, info
 
     def render(self) -> np.ndarray | None:
-        """The last picture."""
-        return self._picture if self.render_mode == "rgb_array" else None
+        """Return the last picture."""
+        if self.render_mode == "rgb_array":
+            return self._picture
+        return None
 
     def close(self) -> None:
         """Close the dream."""
@@ -310,8 +341,9 @@ class TerraEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 class TerraVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
-    """Several drives, whose next frames are generated together; each as in `TerraEnv`. A drive that has ended begins
-    anew with the next step, whose action it leaves aside (`AutoresetMode.NEXT_STEP`).
+    """Several drives, whose next frames are generated together; each as in `TerraEnv`.
+
+    A drive that has ended begins anew with the next step, whose action it ignores (`AutoresetMode.NEXT_STEP`).
 
     Args:
         scenes, dream, reward, ended, max_steps: as in `TerraEnv`.
@@ -326,12 +358,13 @@ class TerraVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         dream: Dream,
         num_envs: int,
         *,
-        reward: Reward = nothing,
-        ended: Ended = never,
+        reward: Reward = give_no_reward,
+        ended: Ended = never_end,
         max_steps: int | None = None,
     ) -> None:
         self.num_envs = num_envs
-        self.single_observation_space, self.single_action_space = scenes.pictures, scenes.actions
+        self.single_observation_space = scenes.pictures
+        self.single_action_space = scenes.actions
         self.observation_space = batch_space(scenes.pictures, num_envs)
         self.action_space = batch_space(scenes.actions, num_envs)
         self._episodes = _Episodes(scenes, dream, reward, ended, max_steps)
@@ -346,7 +379,8 @@ class TerraVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         if seed is not None:
             self._rngs = [seeding.np_random(seed + stream)[0] for stream in range(self.num_envs)]
         self._over[:] = False
-        return self._shown([self._episodes.begin(stream, rng) for stream, rng in enumerate(self._rngs)])
+        frames = [self._episodes.begin(stream, rng) for stream, rng in enumerate(self._rngs)]
+        return self._stack_frames(frames)
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Drive on, all at once.
@@ -354,20 +388,23 @@ class TerraVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         Raises:
             InputError: actions of another shape.
         """
-        actions = _checked(actions, self.action_space.shape)
+        actions = _convert_actions(actions, self.action_space.shape)
         going = np.flatnonzero(~self._over).tolist()
-        outcomes = self._episodes.step({stream: actions[stream] for stream in going})
+        by_stream = self._episodes.step({stream: actions[stream] for stream in going})
         for stream in np.flatnonzero(self._over).tolist():
-            outcomes[stream] = _Outcome(self._episodes.begin(stream, self._rngs[stream]), 0.0, False, False)
-        of = [outcomes[stream] for stream in range(self.num_envs)]
-        pictures, info = self._shown([outcome.frame for outcome in of])
-        terminated = np.array([outcome.terminated for outcome in of])
-        truncated = np.array([outcome.truncated for outcome in of])
+            frame = self._episodes.begin(stream, self._rngs[stream])
+            by_stream[stream] = _Outcome(frame, 0.0, False, False)
+        outcomes = [by_stream[stream] for stream in range(self.num_envs)]
+        pictures, info = self._stack_frames([outcome.frame for outcome in outcomes])
+        rewards = np.array([outcome.reward for outcome in outcomes])
+        terminated = np.array([outcome.terminated for outcome in outcomes])
+        truncated = np.array([outcome.truncated for outcome in outcomes])
         self._over = terminated | truncated
-        return pictures, np.array([outcome.reward for outcome in of]), terminated, truncated, info
+        return pictures, rewards, terminated, truncated, info
 
     @staticmethod
-    def _shown(frames: Sequence[Frame]) -> tuple[np.ndarray, dict[str, Any]]:
+    def _stack_frames(frames: Sequence[Frame]) -> tuple[np.ndarray, dict[str, Any]]:
+        """Return the pictures of frames, and their info as Gymnasium has it for several environments."""
         tokens = np.stack([frame.tokens for frame in frames])
         present = np.ones(len(frames), bool)
         return np.stack([frame.picture for frame in frames]), {"tokens": tokens, "_tokens": present}

@@ -23,4 +23,4 @@ def encode_frame(array: np.ndarray, scope: Scope) -> np.ndarray:
 
 def _world(scope: Scope) -> Any:
     # no import statement: transformers copies what a saved processor imports, and finds no subfolders
-    return import_module(".worlds", __package__).of_config(scope.cfg)
+    return import_module(".worlds", __package__).load_world(scope.cfg)

@@ -1,6 +1,6 @@
 """Terra for vLLM: a Llama decoder whose inputs carry a learned position in space and time."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -43,8 +43,8 @@ class TerraModel(LlamaModel):
         if intermediate_tensors is None:  # the first rank of a pipeline
             if inputs_embeds is None:
                 inputs_embeds = self.embed_input_ids(input_ids)
-            known = positions.clamp(max=self.last_position)  # profiling may run past the end
-            inputs_embeds = inputs_embeds + self.pos_embedding_spatio_temporal(known)
+            positions_in_table = positions.clamp(max=self.last_position)  # profiling may run past the end
+            inputs_embeds = inputs_embeds + self.pos_embedding_spatio_temporal(positions_in_table)
         return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
 
 
@@ -63,10 +63,24 @@ class LlamaActionForCausalLM(MultiModalModel, LlamaForCausalLM):
         return TerraModel(vllm_config=vllm_config, prefix=prefix)
 
     def embed_actions(self, actions: torch.Tensor) -> torch.Tensor:
-        """Waypoints (items, num_action_tokens, action_dim) to rows (items, num_action_tokens, hidden_size)."""
+        """Return the rows of waypoints.
+
+        Args:
+            actions: float (items, num_action_tokens, action_dim).
+
+        Returns:
+            Float (items, num_action_tokens, hidden_size).
+        """
         return self.action_projection(actions.to(self.action_projection.weight.dtype))
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a state dict with the published names."""
-        outside = "pos_embedding_spatio_temporal."
-        return super().load_weights((f"model.{name}" if name.startswith(outside) else name, w) for name, w in weights)
+        return super().load_weights(move_position_tables(weights))
+
+
+def move_position_tables(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield weights, with the names that the position tables have in the decoder."""
+    for name, weight in weights:
+        if name.startswith("pos_embedding_spatio_temporal."):
+            name = f"model.{name}"
+        yield name, weight

@@ -115,7 +115,7 @@ class LlamaActionForCausalLM(LlamaForCausalLM):
         """Generate the next frame greedily; the placeholder id is never chosen.
 
         Args:
-            input_ids: int64 (batch, length), what the cache lacks; ends with the action of the last known frame.
+            input_ids: int64 (batch, length), what the cache lacks; ends with the action of the last frame so far.
             actions: float (num_items, num_action_tokens, action_dim), those of ``input_ids``.
             cache: the positions before ``input_ids``. On return it also holds ``input_ids`` and the new frame but
                 for its last token, which the next call has to begin with.
@@ -129,7 +129,8 @@ class LlamaActionForCausalLM(LlamaForCausalLM):
             outputs = self(input_ids, step_actions, past_key_values=cache, use_cache=True, logits_to_keep=1)
             logits = outputs.logits[:, -1]
             logits[:, self.placeholder_id] = -torch.inf
-            input_ids, step_actions = logits.argmax(dim=-1, keepdim=True), None
+            input_ids = logits.argmax(dim=-1, keepdim=True)
+            step_actions = None
             tokens.append(input_ids)
         return torch.cat(tokens, dim=1)
 
@@ -153,12 +154,17 @@ class LlamaActionForCausalLM(LlamaForCausalLM):
         self.config.falling(num_total - 1, keep)
         if actions.shape[1] < num_total - 1:
             raise ValueError(f"{num_total} frames take {num_total - 1} actions, but only {actions.shape[1]} are given.")
-        frames, cache = context_frames, DynamicCache(config=self.config)
-        input_ids, step_actions = self.interleave(frames), actions[:, : frames.shape[1]]
+        frames = context_frames
+        cache = DynamicCache(config=self.config)
+        input_ids = self.interleave(frames)
+        step_actions = actions[:, : frames.shape[1]]
         for index in range(frames.shape[1], num_total):
-            if falling := self.config.falling(frames.shape[1], keep):
-                frames, cache = frames[:, falling:], DynamicCache(config=self.config)
-                input_ids, step_actions = self.interleave(frames), actions[:, index - frames.shape[1] : index]
+            falling = self.config.falling(frames.shape[1], keep)
+            if falling:
+                frames = frames[:, falling:]
+                cache = DynamicCache(config=self.config)
+                input_ids = self.interleave(frames)
+                step_actions = actions[:, index - frames.shape[1] : index]
             frame = self.generate_frame(input_ids, step_actions.flatten(0, 1), cache)
             yield frame
             frames = torch.cat((frames, frame[:, None]), dim=1)

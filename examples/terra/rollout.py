@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .configuration import LlamaActionConfig
-from .drafts import speculation
+from .drafts import make_speculative_config
 
 BLOCK_SIZE = 32
 """Positions per block of the KV cache. Only full blocks are reused, and a frame has 70 positions; 32
@@ -46,8 +46,10 @@ class Drive:
     def __init__(
         self, config: LlamaActionConfig, frames: np.ndarray, actions: np.ndarray, keep: int | None = None
     ) -> None:
-        self._config, self._keep = config, keep
-        self._frames, self._actions = frames.tolist(), list(actions)
+        self._config = config
+        self._keep = keep
+        self._frames = frames.tolist()
+        self._actions = list(actions)
 
     def request(self, action: np.ndarray) -> dict[str, Any]:
         """Take an action, float32 (num_action_tokens, action_dim); return the request for the frame after it."""
@@ -55,7 +57,9 @@ class Drive:
         self._actions.append(action)
         del self._frames[:falling], self._actions[:falling]
         placeholders = [self._config.pad_token_id] * self._config.num_action_tokens
-        prompt = [token for frame in self._frames for token in [*frame, *placeholders]]
+        prompt: list[int] = []
+        for frame in self._frames:
+            prompt += frame + placeholders
         return {"prompt_token_ids": prompt, "multi_modal_data": {"actions": list(self._actions)}}
 
     def add(self, frame: np.ndarray) -> None:
@@ -79,18 +83,15 @@ class VllmTerra:
         from vllm import LLM
 
         if drafts:
-            options["speculative_config"] = speculation(drafts)
-        self.llm = LLM(
-            **{
-                "model": str(model),
-                "dtype": AutoConfig.from_pretrained(model).dtype,  # vLLM would run float32 checkpoints in 16 bits
-                "skip_tokenizer_init": True,  # prompts are ids of image tokens
-                "block_size": BLOCK_SIZE,
-                "enable_prefix_caching": True,
-                "tensor_parallel_size": tensor_parallel_size,
-                **options,
-            }
-        )
+            options["speculative_config"] = make_speculative_config(drafts)
+        defaults = {
+            "dtype": AutoConfig.from_pretrained(model).dtype,  # vLLM would run float32 checkpoints in 16 bits
+            "skip_tokenizer_init": True,  # prompts are ids of image tokens
+            "block_size": BLOCK_SIZE,
+            "enable_prefix_caching": True,
+            "tensor_parallel_size": tensor_parallel_size,
+        }
+        self.llm = LLM(str(model), **defaults | options)
         self.config = self.llm.model_config.hf_config
 
     def rollout(
@@ -109,16 +110,16 @@ class VllmTerra:
         Yields:
             The next frame of all streams, as soon as it is complete.
         """
-        known = context.shape[1]
-        self.config.falling(known + num_frames - 1, keep)
-        drives = [
-            Drive(self.config, frames, own[: known - 1], keep) for frames, own in zip(context, actions, strict=True)
-        ]
-        for index in range(known - 1, known - 1 + num_frames):
+        num_context = context.shape[1]
+        self.config.falling(num_context + num_frames - 1, keep)
+        drives = []
+        for frames, stream_actions in zip(context, actions, strict=True):
+            drives.append(Drive(self.config, frames, stream_actions[: num_context - 1], keep))
+        for index in range(num_context - 1, num_context - 1 + num_frames):
             yield self.step(drives, actions[:, index])
 
     def step(self, drives: Sequence[Drive], actions: np.ndarray) -> GeneratedFrame:
-        """Generate the next frame of some streams, greedily.
+        """Generate the next frame of streams, greedily.
 
         Args:
             drives: the streams; they may be of different lengths.

@@ -51,42 +51,52 @@ def main(
         engine.rollout(context[None], episode.actions[None], frames), "   in process", total=frames, unit="frame"
     )
     offline = np.stack([step.tokens[0] for step in steps])
+    is_loop_identical = bool((looped == offline).all())
+    is_stream_identical = streamed == offline[0].tolist()
     report: dict[str, Any] = {
         "frames": frames,
-        "closed_loop_identical": bool((looped == offline).all()),
-        "stream_identical": streamed == offline[0].tolist(),
-        **world.compare(looped, CONTEXT_FRAMES, episode),
+        "closed_loop_identical": is_loop_identical,
+        "stream_identical": is_stream_identical,
     }
+    report |= world.compare(looped, CONTEXT_FRAMES, episode)
     (out / "serve.json").write_text(json.dumps(report, indent=2) + "\n")
-    print(
-        f"{'closed loop':>13}: {frames} frames, ids {'identical' if report['closed_loop_identical'] else 'DIFFERENT'}"
-    )
-    print(f"{'stream':>13}: {len(streamed)} tokens, ids {'identical' if report['stream_identical'] else 'DIFFERENT'}")
+    words = {True: "identical", False: "DIFFERENT"}
+    print(f"{'closed loop':>13}: {frames} frames, ids {words[is_loop_identical]}")
+    print(f"{'stream':>13}: {len(streamed)} tokens, ids {words[is_stream_identical]}")
     print(f"{'vehicles':>13}: {report['persistence']:.1%} there")
-    if not (report["closed_loop_identical"] and report["stream_identical"]):
+    if not (is_loop_identical and is_stream_identical):
         raise typer.Exit(1)
 
 
 def run_closed_loop(client: Client, context: np.ndarray, actions: np.ndarray, frames: int) -> np.ndarray:
-    """Frames (frames, num_image_patches), each generated after the action that the client sends for it."""
-    known = len(context)
-    with client.session(prompt_of(client, context), {"actions": actions[:known]}, **SAMPLING) as session:
+    """Return frames (frames, num_image_patches), each generated after the action that the client sends for it."""
+    num_context = len(context)
+    items = {"actions": actions[:num_context]}
+    later_actions = actions[num_context : num_context + frames - 1]
+    with client.session(make_prompt(client, context), items, **SAMPLING) as session:
         chunks = [session.first.token_ids]
-        for action in tqdm(actions[known : known + frames - 1], "  closed loop", initial=1, total=frames, unit="frame"):
+        for action in tqdm(later_actions, "  closed loop", initial=1, total=frames, unit="frame"):
             chunks.append(session.next({"actions": [action]}).token_ids)
     return np.array(chunks)
 
 
 def stream(client: Client, context: np.ndarray, actions: np.ndarray) -> list[int]:
-    """The tokens of the first frame, one event each."""
-    events = client.stream(prompt_of(client, context), {"actions": actions[: len(context)]}, **SAMPLING)
-    return [token for event in events for choice in event.choices for token in choice.token_ids]
+    """Return the tokens of the first frame, which come in one event each."""
+    tokens: list[int] = []
+    for event in client.stream(make_prompt(client, context), {"actions": actions[: len(context)]}, **SAMPLING):
+        for choice in event.choices:
+            tokens += choice.token_ids
+    return tokens
 
 
-def prompt_of(client: Client, context: np.ndarray) -> list[int]:
-    """The frames of the context, each with the placeholders of the action after it."""
+def make_prompt(client: Client, context: np.ndarray) -> list[int]:
+    """Return the frames of the context, each with the placeholders of the action after it."""
     (actions,) = client.modalities().modalities
-    return [token for frame in context.tolist() for token in [*frame, *(actions.placeholder or ())]]
+    prompt: list[int] = []
+    for frame in context.tolist():
+        prompt += frame
+        prompt += actions.placeholder or []
+    return prompt
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from .drive.simulator import CELLS, CLOCK, EXITS, LINES, METRES, UNITS, neighbou
 if TYPE_CHECKING:
     from .configuration import LlamaActionConfig
 
-__all__ = ["CONTEXT_FRAMES", "Episode", "NoiseWorld", "TownWorld", "World", "make_episode", "of_config"]
+__all__ = ["CONTEXT_FRAMES", "Episode", "NoiseWorld", "TownWorld", "World", "load_world", "make_episode"]
 
 TOWN = "drive"
 """The value of `LlamaActionConfig.image_tokenizer` for camera frames of the town."""
@@ -54,44 +54,60 @@ class TownWorld:
         self._tokenizer = tokenizer.load_tokenizer(folder)
 
     def episode(self, seed: int, num_frames: int = NUM_FRAMES) -> Episode:
-        """The held-out episode of a seed."""
+        """Return the held-out episode of a seed."""
         drive = record(seed, num_frames)
         return Episode(self.tokens(drive.frames), drive.actions, drive.frames)
 
     def pictures(self, tokens: np.ndarray) -> np.ndarray:
-        """What tokens look like: integers (frames, num_image_patches) to uint8 (frames, height, width, 3)."""
+        """Return what tokens, integers (frames, num_image_patches), look like: uint8 (frames, height, width, 3)."""
         return self._tokenizer.decode(np.asarray(tokens), CELLS)
 
     def tokens(self, pictures: np.ndarray) -> np.ndarray:
-        """The other way: uint8 (frames, height, width, 3) to int64 (frames, num_image_patches)."""
+        """Return the tokens, int64 (frames, num_image_patches), of pictures, uint8 (frames, height, width, 3)."""
         return self._tokenizer.encode(pictures)
 
     def compare(self, tokens: np.ndarray, first: int, truth: Episode) -> dict[str, float]:
-        """Figures of generated frames beside what happened.
+        """Return figures of generated frames, compared with what happened.
 
         Args:
             tokens: integers (generated frames, num_image_patches).
             first: index of the first of them in the episode.
             truth: the episode.
         """
-        frames, pictures = self.pictures(tokens), truth.pictures[first : first + len(tokens)]
-        pairs = [(blobs(shown), blobs(true)) for shown, true in zip(frames, pictures, strict=True)]
+        frames = self.pictures(tokens)
+        true_frames = truth.pictures[first : first + len(tokens)]
+        persistences = []
+        is_ego_in_place = []
+        for frame, true_frame in zip(frames, true_frames, strict=True):
+            generated = blobs(frame)
+            true = blobs(true_frame)
+            persistences.append(persistence(generated, true))
+            is_ego_in_place.append(ego_distance(generated, true) <= METRES_NEAR)
         return {
-            "persistence": float(np.mean([persistence(*pair) for pair in pairs])),
-            "ego_in_place": float(np.mean([ego_distance(*pair) <= METRES_NEAR for pair in pairs])),
-            "psnr_db": psnr(frames, pictures),
+            "persistence": float(np.mean(persistences)),
+            "ego_in_place": float(np.mean(is_ego_in_place)),
+            "psnr_db": psnr(frames, true_frames),
         }
 
-    def steering(self, episode: Episode, known: int) -> dict[str, Any]:
-        """What the page steers by, from the frame after `known` ones on: where the ego vehicle is and heads for, where
-        the streets lead, what they look like when they are empty, and which of their cells a vehicle enters from its
-        depot after which token of the clock."""
+    def steering(self, episode: Episode, num_context: int) -> dict[str, Any]:
+        """Return what the page steers by, from the frame after the context on.
+
+        That is where the ego vehicle is and heads for, where the streets lead, what they look like when they are
+        empty, and which of their cells a vehicle enters from its depot after which token of the clock.
+        """
 
         def number(cell: tuple[int, int]) -> int:
             return cell[0] * CELLS + cell[1]
 
-        ego = vehicles(episode.pictures[known - 1])[0]
-        ego = [ego, *ego.follow(episode.actions[known - 1])][-1]
+        ego = vehicles(episode.pictures[num_context - 1])[0]
+        for place in ego.follow(episode.actions[num_context - 1]):
+            ego = place
+        gates = []
+        for line in LINES.values():
+            for hour in line.hours:
+                entry = number(neighbour(line.depot, line.gate))
+                clock_token = self.tokens(render([], hour)[None])[0, number(CLOCK)]
+                gates.append([entry, int(clock_token)])
         return {
             "place": ego.place,
             "heading": ego.heading,
@@ -102,11 +118,7 @@ class TownWorld:
             "exits": [EXITS.get(divmod(cell, CELLS), []) for cell in range(CELLS**2)],
             "empty": self.tokens(render([])[None])[0].tolist(),
             "clock": number(CLOCK),
-            "gates": [
-                [number(neighbour(line.depot, line.gate)), int(self.tokens(render([], hour)[None])[0, number(CLOCK)])]
-                for line in LINES.values()
-                for hour in line.hours
-            ],
+            "gates": gates,
         }
 
 
@@ -123,29 +135,32 @@ class NoiseWorld:
         self._config = config
 
     def episode(self, seed: int) -> Episode:
-        """The episode of a seed."""
-        config, rng = self._config, np.random.default_rng(seed)
+        """Return the episode of a seed."""
+        config = self._config
+        rng = np.random.default_rng(seed)
         count = config.num_temporal_embeddings
         frames = rng.integers(0, config.pad_token_id, (count, config.num_image_patches))
         shape = count - 1, config.num_action_tokens, config.action_dim
-        return Episode(frames, rng.standard_normal(shape, dtype=np.float32), self.pictures(frames))
+        actions = rng.standard_normal(shape, dtype=np.float32)
+        return Episode(frames, actions, self.pictures(frames))
 
     def pictures(self, tokens: np.ndarray) -> np.ndarray:
         """See `TownWorld`."""
         ids = tokens.reshape(len(tokens), *self._config.grid).astype(np.uint64)
-        colours = np.stack([(ids * factor >> 7) % 200 + 40 for factor in (73, 151, 283)], axis=-1).astype(np.uint8)
+        channels = [(ids * factor >> 7) % 200 + 40 for factor in (73, 151, 283)]
+        colours = np.stack(channels, axis=-1).astype(np.uint8)
         return colours.repeat(NOISE_TILE, axis=1).repeat(NOISE_TILE, axis=2)
 
     def compare(self, tokens: np.ndarray, first: int, truth: Episode) -> dict[str, float]:
-        """No figures: nothing happened."""
+        """Return no figures: nothing happened."""
         return {}
 
 
 World = TownWorld | NoiseWorld
 
 
-def of_config(config: "LlamaActionConfig") -> World:
-    """The world that a checkpoint was trained for, by its config.
+def load_world(config: "LlamaActionConfig") -> World:
+    """Return the world that a checkpoint was trained for, by its config.
 
     Raises:
         ValueError: an image tokenizer that is unknown.
@@ -158,5 +173,5 @@ def of_config(config: "LlamaActionConfig") -> World:
 
 
 def make_episode(seed: int, num_frames: int = NUM_FRAMES) -> Episode:
-    """A held-out drive through the town, in the tokens of the trained checkpoint."""
+    """Return a held-out drive through the town, in the tokens of the trained checkpoint."""
     return TownWorld().episode(seed, num_frames)

@@ -22,9 +22,14 @@ def make_checkpoint(folder: Path, *, seed: int = 0) -> Path:
     """
     config = TerratorchLikeConfig(architectures=[ARCHITECTURE], dtype="float32")
     config.save_pretrained(folder)
-    width, patch = config.hidden_size, config.patch_size
-    shapes = {"patches": (width, config.bands, patch, patch), "location": (width, 2), "head": (config.classes, width)}
-    shapes |= {f"layers.{n}": (width, width) for n in range(config.num_hidden_layers)}
+    width = config.hidden_size
+    shapes = {
+        "patches": (width, config.bands, config.patch_size, config.patch_size),
+        "location": (width, 2),
+        "head": (config.classes, width),
+    }
+    for layer in range(config.num_hidden_layers):
+        shapes[f"layers.{layer}"] = (width, width)
     random = torch.Generator().manual_seed(seed)
     weights = {}
     for name, shape in shapes.items():

@@ -26,8 +26,8 @@ class TerratorchLike(MultiModalModel, nn.Module, IsAttentionFree):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         config: TerratorchLikeConfig = vllm_config.model_config.hf_config
-        width, patch = config.hidden_size, config.patch_size
-        self.patches = nn.Conv2d(config.bands, width, patch, stride=patch)
+        width = config.hidden_size
+        self.patches = nn.Conv2d(config.bands, width, config.patch_size, stride=config.patch_size)
         self.location = nn.Linear(2, width)
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(config.num_hidden_layers))
         self.head = nn.Linear(width, config.classes)
@@ -43,7 +43,13 @@ class TerratorchLike(MultiModalModel, nn.Module, IsAttentionFree):
         pixel_values: torch.Tensor,
         location_coords: torch.Tensor,
     ) -> torch.Tensor:
-        """Pixels (items, bands, size, size) and coordinates (items, 2) to numbers (items, patches, classes)."""
+        """Answer images with numbers, float (items, patches, classes).
+
+        Args:
+            input_ids, positions, intermediate_tensors, inputs_embeds: vLLM's; the model has no use for them.
+            pixel_values: (items, bands, size, size).
+            location_coords: coordinates (items, 2).
+        """
         dtype = self.head.weight.dtype
         rows = self.patches(pixel_values.to(dtype)).flatten(2).transpose(1, 2)
         rows = rows + self.location(location_coords.to(dtype))[:, None]

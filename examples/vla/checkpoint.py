@@ -1,5 +1,4 @@
-"""A tiny checkpoint with random weights: LLaVA's, with OpenVLA's fields in its config, and the tokens that these
-describe."""
+"""A tiny checkpoint with random weights: LLaVA's, with OpenVLA's fields in its config, and the tokens for these."""
 
 import json
 from pathlib import Path
@@ -45,8 +44,10 @@ def make_checkpoint(folder: Path) -> Path:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
     config = json.loads((folder / "config.json").read_text())
-    config |= {"architectures": [ARCHITECTURE], "norm_stats": STATISTICS}
-    config |= {"n_action_bins": BINS, "pad_to_multiple_of": PADDING}
+    config["architectures"] = [ARCHITECTURE]
+    config["norm_stats"] = STATISTICS
+    config["n_action_bins"] = BINS
+    config["pad_to_multiple_of"] = PADDING
     config["text_config"]["vocab_size"] = num_tokens
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return folder

@@ -36,7 +36,7 @@ class Statistics(NamedTuple):
     mask: np.ndarray
 
 
-def read_statistics(norm_stats: Mapping[str, Any], unnorm_key: str | None) -> Statistics:
+def select_statistics(norm_stats: Mapping[str, Any], unnorm_key: str | None) -> Statistics:
     """Return the statistics of one data set, which has to be named where there are several.
 
     Raises:
@@ -47,25 +47,25 @@ def read_statistics(norm_stats: Mapping[str, Any], unnorm_key: str | None) -> St
     if unnorm_key is None or unnorm_key not in norm_stats:
         names = ", ".join(norm_stats)
         raise ValueError(f"the config's unnorm_key is {unnorm_key!r}; norm_stats has the data sets {names}")
-    of_actions = norm_stats[unnorm_key]["action"]
-    low = np.array(of_actions["q01"], np.float64)
-    high = np.array(of_actions["q99"], np.float64)
-    mask = np.array(of_actions.get("mask", np.ones_like(low)), bool)
+    statistics = norm_stats[unnorm_key]["action"]
+    low = np.array(statistics["q01"], np.float64)
+    high = np.array(statistics["q99"], np.float64)
+    mask = np.array(statistics.get("mask", np.ones_like(low)), bool)
     return Statistics(low, high, mask)
 
 
 def count_dimensions(norm_stats: Mapping[str, Any], unnorm_key: str | None) -> int:
     """Return the number of dimensions of an action."""
-    return len(read_statistics(norm_stats, unnorm_key).low)
+    return len(select_statistics(norm_stats, unnorm_key).low)
 
 
 def decode_action(ids: np.ndarray, scope: Scope) -> np.ndarray:
-    """Return the action of some ids, int64 (dimensions,), as float64 (dimensions,) in the units of the robot."""
-    statistics = _statistics_of(scope)
-    edges = _edges(scope)
+    """Return the action of ids, int64 (dimensions,), as float64 (dimensions,) in the units of the robot."""
+    statistics = _find_statistics(scope)
+    edges = _compute_edges(scope)
     centres = (edges[:-1] + edges[1:]) / 2
     # n edges have n - 1 bins, and there are n ids: the last bin has two
-    bins = np.minimum(_first_padding_id(scope) - 1 - ids, len(centres) - 1)
+    bins = np.minimum(_find_first_padding_id(scope) - 1 - ids, len(centres) - 1)
     normalized = centres[bins]
     scaled = statistics.low + (normalized + 1) / 2 * (statistics.high - statistics.low)
     return np.where(statistics.mask, scaled, normalized)
@@ -77,24 +77,25 @@ def encode_action(action: np.ndarray, scope: Scope) -> np.ndarray:
     Raises:
         ValueError: a dimension lies beyond its range.
     """
-    low, high, mask = _statistics_of(scope)
-    low, high = np.where(mask, low, -1.0), np.where(mask, high, 1.0)
+    statistics = _find_statistics(scope)
+    low = np.where(statistics.mask, statistics.low, -1.0)
+    high = np.where(statistics.mask, statistics.high, 1.0)
     normalized = (action - low) / (high - low) * 2 - 1
     if not (np.abs(normalized) <= 1).all():
         raise ValueError(f"{action.tolist()} lies beyond {low.tolist()} to {high.tolist()}")
-    ids: np.ndarray = _first_padding_id(scope) - np.digitize(normalized, _edges(scope))
+    ids: np.ndarray = _find_first_padding_id(scope) - np.digitize(normalized, _compute_edges(scope))
     return ids
 
 
-def _statistics_of(scope: Scope) -> Statistics:
-    return read_statistics(scope.cfg.norm_stats, getattr(scope.cfg, "unnorm_key", None))
+def _find_statistics(scope: Scope) -> Statistics:
+    return select_statistics(scope.cfg.norm_stats, getattr(scope.cfg, "unnorm_key", None))
 
 
-def _edges(scope: Scope) -> np.ndarray:
+def _compute_edges(scope: Scope) -> np.ndarray:
     return np.linspace(-1.0, 1.0, scope.cfg.n_action_bins)
 
 
-def _first_padding_id(scope: Scope) -> int:
+def _find_first_padding_id(scope: Scope) -> int:
     return int(scope.cfg.text_config.vocab_size - scope.cfg.pad_to_multiple_of)
 
 

@@ -67,8 +67,8 @@ def test_a_policy_learns(drafting: Any, tmp_path: Path, monkeypatch: pytest.Monk
     report = json.loads((tmp_path / "learn.json").read_text())
     assert np.mean(report["chance"]["true"]) > 0
     town = TrueTown(WORLD)
-    learnt = learn.learnt("true town", town, streams=32, rounds=3, seed=0)
-    guessed, known = (learn.returns(town, policy, 40).mean() for policy in (learn.chance(0), learnt))
+    learnt = learn.learn("true town", town, streams=32, rounds=3, seed=0)
+    guessed, known = (learn.measure_returns(town, policy, 40).mean() for policy in (learn.choose_at_random(0), learnt))
     assert known > 1.5 * guessed
 
 

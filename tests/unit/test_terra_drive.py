@@ -1,8 +1,10 @@
 """The town, its codebook, the windows of the training, the figures of the judge, the steering of the page."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +47,11 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.load(CHECKPOINT)
 
 
+def describe(vehicles: Sequence[Vehicle]) -> set[Any]:
+    """Return what a picture shows of vehicles."""
+    return {(vehicle.colour, vehicle.place, vehicle.heading) for vehicle in vehicles}
+
+
 def test_a_frame_shows_every_vehicle_and_all_that_matters_of_it() -> None:
     """No two are in one cell."""
     for seed in range(4):
@@ -52,13 +59,13 @@ def test_a_frame_shows_every_vehicle_and_all_that_matters_of_it() -> None:
         for _ in range(60):
             town.advance()
             picture = town.picture()
-            seen = vehicles(picture)
+            visible = vehicles(picture)
             assert hour(picture) == town.hour
-            assert seen[0].colour == EGO
-            assert {(v.colour, v.place, v.heading) for v in seen} == {
-                (v.colour, v.place, v.heading) for v in town.vehicles
-            }
-            cells = [cell for vehicle in town.vehicles for cell in vehicle.cells]
+            assert visible[0].colour == EGO
+            assert describe(visible) == describe(town.vehicles)
+            cells: list[tuple[int, int]] = []
+            for vehicle in town.vehicles:
+                cells.extend(vehicle.cells)
             assert len(cells) == len(set(cells))
 
 
@@ -68,16 +75,17 @@ def test_lines_leave_on_the_hour_and_end() -> None:
     stay = make_action([ego])
     colours = []
     for _ in range(4 * HOURS):
-        before = town.hour, {vehicle.colour for vehicle in town.vehicles}
+        hour_before = town.hour
+        colours_before = {vehicle.colour for vehicle in town.vehicles}
         town.follow(stay)
         colours.append({vehicle.colour for vehicle in town.vehicles} - {EGO})
-        for colour in colours[-1] - before[1]:
-            assert before[0] in LINES[colour].hours
+        for colour in colours[-1] - colours_before:
+            assert hour_before in LINES[colour].hours
     assert set().union(*colours) == LINES.keys()
     assert colours[-HOURS:] == colours[-2 * HOURS : -HOURS]
 
 
-def test_others_wait_for_the_ego_vehicle_and_none_leaves_into_it() -> None:
+def test_other_vehicles_wait_for_the_ego_vehicle_and_none_leaves_into_it() -> None:
     ego = Vehicle(EGO, (0, 6), EAST, EAST)
     (red,) = vehicles_at("red", (0, 10))
     town = Town(0, [ego, red])
@@ -100,17 +108,18 @@ def test_a_frame_without_the_ego_vehicle_is_no_town() -> None:
 
 def test_an_action_is_ahead_and_to_the_left() -> None:
     corner = Vehicle(EGO, (0, 6), EAST, EAST, 1)
-    way = [corner, corner.advance(), corner.advance().advance()]
-    assert np.allclose(make_action(way[:2])[-1], [2, 0, FRAME_SECONDS])
-    assert np.allclose(make_action(way)[[2, -1], :2], [[2, 0], [2, -2]])
+    places = [corner, corner.advance(), corner.advance().advance()]
+    assert np.allclose(make_action(places[:2])[-1], [2, 0, FRAME_SECONDS])
+    assert np.allclose(make_action(places)[[2, -1], :2], [[2, 0], [2, -2]])
     assert np.allclose(make_action([corner])[:, :2], 0)
     for count in range(3):
-        assert corner.follow(make_action(way[: count + 1])) == way[1 : count + 1]
+        assert corner.follow(make_action(places[: count + 1])) == places[1 : count + 1]
 
 
 def test_a_small_codebook_has_what_differs_most(drives: list[Drive]) -> None:
     frames = drives[0].frames
-    small, whole = (Tokenizer.learn(frames, CELL_PIXELS, most) for most in (4, 1024))
+    small = Tokenizer.learn(frames, CELL_PIXELS, 4)
+    whole = Tokenizer.learn(frames, CELL_PIXELS, 1024)
     assert len(small.codebook) == 4 < len(whole.codebook) < 1024
     assert psnr(small.decode(small.encode(frames), CELLS), frames) < MOST_DB
     assert np.array_equal(whole.decode(whole.encode(frames), CELLS), frames)
@@ -127,7 +136,7 @@ def test_a_saved_tokenizer_comes_back(tmp_path: Path, tokenizer: Tokenizer) -> N
 def test_windows_keep_actions_beside_their_frames() -> None:
     steps = torch.arange(3 * NUM_FRAMES).view(3, NUM_FRAMES, 1)
     tokens = Tokens(steps.to(torch.int16), steps[:, :-1, :, None].float())
-    frames, actions, moments = tokens.windows(np.random.default_rng(0), 200, CONTEXT_FRAMES + 1)
+    frames, actions, moments = tokens.draw_windows(np.random.default_rng(0), 200, CONTEXT_FRAMES + 1)
     assert torch.equal(frames[:, :-1, 0].float(), actions[:, :, 0, 0])
     assert torch.equal(frames[:, 1:], frames[:, :-1] + 1)
     assert set(moments.flatten().tolist()) == set(range(NUM_FRAMES - CONTEXT_FRAMES))
@@ -137,11 +146,11 @@ def test_tokens_are_read_again_only_if_they_are_of_the_same_drives(tmp_path: Pat
     file = tmp_path / "drives.npz"
     tokens, tokenizer = record_tokens([3, 4], file)
     assert np.array_equal(tokenizer.decode(tokens.frames[0].numpy(), CELLS), record(3).frames)
-    written = file.stat().st_mtime_ns
-    again, known = record_tokens([3, 4], file)
-    assert torch.equal(again.frames, tokens.frames)
-    assert np.array_equal(known.codebook, tokenizer.codebook)
-    assert file.stat().st_mtime_ns == written
+    time_of_writing = file.stat().st_mtime_ns
+    stored_tokens, stored_tokenizer = record_tokens([3, 4], file)
+    assert torch.equal(stored_tokens.frames, tokens.frames)
+    assert np.array_equal(stored_tokenizer.codebook, tokenizer.codebook)
+    assert file.stat().st_mtime_ns == time_of_writing
     assert not torch.equal(record_tokens([5, 6], file)[0].frames, tokens.frames)
 
 
@@ -168,8 +177,9 @@ def test_a_vehicle_counts_once_in_its_own_colour(drives: list[Drive]) -> None:
     assert persistence(truth, truth) == 1
     assert persistence(ego, truth) == 1 / len(truth)
     assert persistence(ego, [*ego, *ego]) == 0.5
-    elsewhere = [replace(blob, colour=next(iter(set(COLOURS) - {blob.colour}))) for blob in ego]
-    assert persistence(elsewhere, ego) == 0
+    other_colour = next(colour for colour in COLOURS if colour != EGO)
+    in_another_colour = [replace(blob, colour=other_colour) for blob in ego]
+    assert persistence(in_another_colour, ego) == 0
     assert persistence([replace(ego[0], area=ego[0].area // 3)], ego) == 0
     assert mass(ego, truth) == pytest.approx(1 / len(truth), rel=0.1)
     assert unity([*ego, *ego], ego) == 0.5
@@ -191,11 +201,12 @@ def test_the_docs_have_the_figures_of_the_judge() -> None:
 def test_a_shuffle_leads_elsewhere_and_has_the_same_actions(drives: list[Drive]) -> None:
     shares = []
     for seed, drive in enumerate(drives):
-        other = shuffle_actions(drive, seed)
-        assert np.array_equal(other[: CONTEXT_FRAMES - 1], drive.actions[: CONTEXT_FRAMES - 1])
-        assert np.array_equal(np.sort(other, axis=0), np.sort(drive.actions, axis=0))
-        shares.append(np.mean(judge(follow_actions(seed, other), drive)["ego"]))
-        assert len(follow_actions(seed, other)) == GENERATED
+        actions = shuffle_actions(drive, seed)
+        assert np.array_equal(actions[: CONTEXT_FRAMES - 1], drive.actions[: CONTEXT_FRAMES - 1])
+        assert np.array_equal(np.sort(actions, axis=0), np.sort(drive.actions, axis=0))
+        frames = follow_actions(seed, actions)
+        assert len(frames) == GENERATED
+        shares.append(np.mean(judge(frames, drive)["ego"]))
     assert np.mean(shares) < 10
 
 

@@ -29,7 +29,7 @@ class Tokens:
     frames: Tensor
     actions: Tensor
 
-    def windows(self, rng: np.random.Generator, size: int, num_frames: int) -> tuple[Tensor, Tensor, Tensor]:
+    def draw_windows(self, rng: np.random.Generator, size: int, num_frames: int) -> tuple[Tensor, Tensor, Tensor]:
         """Draw windows, each placed at a random moment, so that every moment is trained.
 
         Returns:
@@ -44,8 +44,9 @@ class Tokens:
 
 
 def record_tokens(seeds: Sequence[int], file: Path) -> tuple[Tokens, Tokenizer]:
-    """Record drives, learn a codebook from the first of them and turn all into tokens, with a progress bar; or read
-    what an earlier run wrote.
+    """Record drives, and return them as tokens of a codebook that is learned from the first of them.
+
+    It shows a progress bar. Where an earlier run wrote the tokens, they are read.
 
     Args:
         seeds: of the drives.

@@ -73,11 +73,11 @@ def blobs(frame: np.ndarray) -> list[Blob]:
         frame: uint8 (height, width, 3).
     """
     shows = np.abs(without_clock(frame).astype(int) - _empty()).max(-1) > DIFFERENCE
-    spots = _connected_parts(shows)
+    spots = _find_connected_parts(shows)
     return [_make_blob(frame, pixels) for pixels in spots if len(pixels) >= LEAST_PIXELS]
 
 
-def _connected_parts(mask: np.ndarray) -> list[np.ndarray]:
+def _find_connected_parts(mask: np.ndarray) -> list[np.ndarray]:
     """Return the parts of a mask whose pixels touch each other: integers (pixels, 2), row and column."""
     rows, cols = mask.nonzero()
     unvisited = set(zip(rows.tolist(), cols.tolist(), strict=True))

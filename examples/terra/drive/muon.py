@@ -5,9 +5,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-# quintic Newton-Schulz iteration, https://kellerjordan.github.io/posts/muon/
-A, B, C = 3.4445, -4.7750, 2.0315
+# coefficients of the quintic Newton-Schulz iteration, https://kellerjordan.github.io/posts/muon/
+A = 3.4445
+B = -4.7750
+C = 2.0315
+
 STEPS = 5
+"""Of the iteration."""
 
 
 class Muon(torch.optim.Optimizer):
@@ -30,12 +34,13 @@ class Muon(torch.optim.Optimizer):
             for weight in group["params"]:
                 by_shape.setdefault(weight.shape, []).append(weight)
             for shape, weights in by_shape.items():
-                directions = torch.stack([self._direction(weight, group["momentum"]) for weight in weights])
+                directions = torch.stack([self._find_direction(weight, group["momentum"]) for weight in weights])
                 size = group["lr"] * 0.2 * max(shape) ** 0.5
-                for weight, update in zip(weights, orthogonal(directions), strict=True):
+                for weight, update in zip(weights, orthogonalise(directions), strict=True):
                     weight.sub_(update, alpha=size)
 
-    def _direction(self, weight: nn.Parameter, momentum: float) -> Tensor:
+    def _find_direction(self, weight: nn.Parameter, momentum: float) -> Tensor:
+        """Return the gradient after Nesterov's momentum."""
         state = self.state[weight]
         assert weight.grad is not None
         if "momentum" not in state:
@@ -44,8 +49,8 @@ class Muon(torch.optim.Optimizer):
         return weight.grad.lerp(average, momentum)
 
 
-def orthogonal(matrices: Tensor) -> Tensor:
-    """Matrices (count, rows, cols) with about equal singular values, near 1."""
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """Return matrices (count, rows, cols) with about equal singular values, near 1."""
     is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if is_tall else matrices
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)

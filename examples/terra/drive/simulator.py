@@ -323,7 +323,7 @@ class Driver:
             self.choose()
         if ego.units == 0 and ego.cell in CHOICES:
             ego = replace(ego, leaves=self.turns[ego.cell])
-        occupied = _occupied_cells(town.vehicles[1:] + town.move_traffic())
+        occupied = _find_occupied_cells(town.vehicles[1:] + town.move_traffic())
         path = stop_before(ego.path(self.speed, self.turns), ego.cells, occupied)
         return make_action([ego] + path)
 
@@ -372,13 +372,13 @@ class Town:
         """Return all vehicles but the ego vehicle, in the next frame."""
         traffic = []
         for index, vehicle in enumerate(self.vehicles[1:], 1):
-            occupied = _occupied_cells(self.vehicles[:index] + self.vehicles[index + 1 :])
+            occupied = _find_occupied_cells(self.vehicles[:index] + self.vehicles[index + 1 :])
             path = vehicle.path(LINES[vehicle.colour].speed)
             path = stop_before(path, vehicle.cells, occupied)
             if any(place.is_inside for place in path):
                 continue
             traffic.append(path[-1] if path else vehicle)
-        occupied = _occupied_cells(self.vehicles)
+        occupied = _find_occupied_cells(self.vehicles)
         for colour, line in LINES.items():
             vehicle = _leave_depot(colour)
             if self.hour in line.hours and vehicle.cells.isdisjoint(occupied):
@@ -390,7 +390,7 @@ class Town:
         return render(self.vehicles, self.hour)
 
 
-def _occupied_cells(vehicles: Sequence[Vehicle]) -> set[Cell]:
+def _find_occupied_cells(vehicles: Sequence[Vehicle]) -> set[Cell]:
     cells: set[Cell] = set()
     for vehicle in vehicles:
         cells |= vehicle.cells

@@ -14,7 +14,7 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import FileResponse
 from PIL import Image
 
-from ..worlds import CONTEXT_FRAMES, TownWorld, of_config
+from ..worlds import CONTEXT_FRAMES, TownWorld, load_world
 
 router = APIRouter(tags=["terra"])
 
@@ -49,7 +49,7 @@ def world(request: Request, seed: Annotated[int, Query(ge=0)] = 0) -> dict[str, 
     """Where a drive begins: what the session is told first, the picture of the last frame that is known, and how the
     vehicle is steered."""
     config = _config(request)
-    here = of_config(config)
+    here = load_world(config)
     if not isinstance(here, TownWorld):
         raise HTTPException(404, "terra: expected a checkpoint with an image tokenizer, got one without.")
     episode = here.episode(seed % here.num_episodes)

@@ -11,7 +11,7 @@ import typer
 from examples.server import Server
 
 from .. import CHECKPOINT
-from ..drafts import FRAME_TOKENS, speculation
+from ..drafts import FRAME_TOKENS, make_speculative_config
 from ..serve_demo import OPTIONS
 
 
@@ -23,7 +23,7 @@ def main(
     """Serve the page until ctrl-C."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    options = ["--speculative-config", json.dumps(speculation(drafts))] if drafts else []
+    options = ["--speculative-config", json.dumps(make_speculative_config(drafts))] if drafts else []
     print("Starting the server, half a minute ...", flush=True)
     with Server(model, *OPTIONS, *options, port=port) as server:
         print(f"Drive at {server.url}/terra, and end it with ctrl-C.", flush=True)
