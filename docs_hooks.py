@@ -1,5 +1,4 @@
-"""Hooks of the site: pages from elsewhere in the repository, and links that hold on a code host and
-in the site.
+"""Hooks of the site: pages from elsewhere in the repository, and links that lead to them.
 
 The pages are written for a code host, where a link may lead to any file of the repository. In the
 site a link to a file that is no page is shown as its text alone.
@@ -53,8 +52,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def site_link(target: str, home: str, uri: str) -> str | None:
-    """What a link becomes: None if it leads to a file of the repository that is not part of the
-    site.
+    """Return a link as it is in the site.
+
+    Return None if it leads to a file of the repository that is not part of the site.
 
     Args:
         target: the link, as it is written.

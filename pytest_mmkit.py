@@ -72,7 +72,10 @@ def pytest_collect_file(file_path: Path, parent: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(call: Any) -> Generator[None, Any, Any]:
-    """A broken kit is an error, which no xfail takes: it says nothing about what is tested."""
+    """Report a failure of the kit itself as an error.
+
+    No expected failure covers it, since it says nothing about what is tested.
+    """
     report = yield
     kit = sys.modules.get("mmkit.testing")
     if kit is not None and call.excinfo is not None and call.excinfo.errisinstance(kit.KitError):

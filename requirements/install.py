@@ -1,5 +1,6 @@
-"""Create the environment of this repository: `python3 requirements/install.py .venv`, which `make`
-runs.
+"""Create the environment of this repository: `python3 requirements/install.py .venv`.
+
+`make` runs it.
 
 Looks before it downloads: at the version of Python, and for the C++ compiler that vLLM compiles
 models with. Installs in portions, so that a run that broke off goes on where it was when it is
@@ -65,7 +66,7 @@ def complete(folder: Path) -> Path:
 
 
 def create(folder: Path) -> None:
-    """A new environment; one that is not complete goes on, unless it is of another Python."""
+    """Create an environment, or go on with an incomplete one of the same Python."""
     config = folder / "pyvenv.cfg"
     own = f"version = {sys.version.split()[0]}"
     goes_on = (
@@ -94,8 +95,10 @@ def requirements() -> list:
 
 
 def install(python: Path, pinned: list) -> None:
-    """torch first, whose libraries are the largest part of it; then the others, without what they
-    ask for."""
+    """Install torch, then the other packages without their dependencies.
+
+    The libraries of torch are the largest part.
+    """
     (torch,) = (line for line in pinned if line.startswith("torch=="))
     cuda = "+cpu" not in version_seen(python, torch)
     if cuda:
@@ -108,7 +111,10 @@ def install(python: Path, pinned: list) -> None:
 
 
 def version_seen(python: Path, requirement: str) -> str:
-    """The version that pip would take; it prefers 2.13.0+cpu to 2.13.0. Downloads no package."""
+    """Return the version of a package that pip would install, without a download.
+
+    pip prefers 2.13.0+cpu to 2.13.0.
+    """
     options = ["--quiet", "--dry-run", "--no-deps", "--ignore-installed", "--report", "-"]
     command = [python, "-m", "pip", "install", *options, requirement]
     report = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, check=False)
