@@ -14,7 +14,7 @@ from typing_extensions import override
 from ..errors import MmkitError
 from ..language.field import Batched
 from ..language.spec import Declaration
-from ..plan.encoder_rows import encoder_rows, encoder_rows_or_zeros, rows_field
+from ..plan.encoder_rows import rows_field, split_encoder_rows, split_rows_or_zero
 from ..plan.modality import BoundModality
 from ..plan.plan import Plan
 from ..plan.soundness import compute_largest_magnitude
@@ -198,10 +198,10 @@ class MultiModalModel(models.ModelInterface):
         expected = [count for count in counts or () if count is not None]
         has_all_counts = counts is not None and len(expected) == len(counts)
         if not has_all_counts or not self._is_serving:
-            return encoder_rows(returned, where, counts, self._width)
+            return split_encoder_rows(returned, where, counts, self._width)
         device = next(self.parameters()).device
         zeros = torch.zeros(self._width, dtype=self._dtype, device=device)
-        encoded, errors = encoder_rows_or_zeros(returned, where, expected, zeros)
+        encoded, errors = split_rows_or_zero(returned, where, expected, zeros)
         if errors and self._reporter is not None:
             self._reporter.add_errors(modality.name, errors)
         return encoded

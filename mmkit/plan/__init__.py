@@ -7,6 +7,7 @@
 - `parsing`: what a caller sends, as canonical items;
 - `processing`: canonical items to processed fields;
 - `hf_calls`: calls of the Hugging Face processor that some modalities share;
+- `item`: one item of a request, which each step fills in further;
 - `scopes`: the scopes in which expressions are evaluated for one item;
 - `forms`: what the fields of all items have in common;
 - `layouts`: what an item becomes in the prompt, evaluated once per geometry and cached;

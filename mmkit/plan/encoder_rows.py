@@ -22,7 +22,7 @@ def rows_field(modality: str) -> str:
 _REMEDY = "Return one (rows, hidden_size) tensor per item."
 
 
-def encoder_rows(
+def split_encoder_rows(
     returned: Any, where: str, counts: Sequence[int | None] | None, width: int
 ) -> list[torch.Tensor]:
     """Return the encoder rows of each item, a floating (rows, width) tensor.
@@ -45,14 +45,14 @@ def encoder_rows(
     return encoded
 
 
-def encoder_rows_or_zeros(
+def split_rows_or_zero(
     returned: Any, where: str, counts: Sequence[int], zeros: torch.Tensor
 ) -> tuple[list[torch.Tensor], list[MmkitError]]:
-    """Return the encoder rows of each item, zeros where they are not what `encoder_rows` expects.
+    """Return the encoder rows of each item, zeros where `split_encoder_rows` would refuse them.
 
     Args:
-        returned: as for `encoder_rows`.
-        where: as for `encoder_rows`.
+        returned: as for `split_encoder_rows`.
+        where: as for `split_encoder_rows`.
         counts: the expected rows of each item.
         zeros: one row of zeros, floating (width,).
 

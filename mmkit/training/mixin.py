@@ -9,7 +9,7 @@ import torch
 
 from ..errors import InputError, MmkitError
 from ..language.spec import Declaration
-from ..plan.encoder_rows import encoder_rows
+from ..plan.encoder_rows import split_encoder_rows
 from .batch import number_modalities
 
 
@@ -100,7 +100,7 @@ class MultiModalMixin:
             where = f"{spec.name}.{name}, embed_{name}"
             encoded = self._encode_items(name, fields.get(name, {}))
             counts = _count_rows(name, placeholders)
-            rows = encoder_rows(encoded, where, counts, embeds.shape[-1])
+            rows = split_encoder_rows(encoded, where, counts, embeds.shape[-1])
             is_embed = types == number
             num_rows = sum(len(tensor) for tensor in rows)
             num_positions = int(is_embed.sum())

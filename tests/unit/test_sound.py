@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmkit.model.sound import Reporter, get_unsound_items_metric, zero_unsound_rows
-from mmkit.plan.encoder_rows import encoder_rows_or_zeros
+from mmkit.plan.encoder_rows import split_rows_or_zero
 from mmkit.plan.soundness import compute_largest_magnitude
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -79,7 +79,7 @@ WRONG_ROWS = st.sampled_from(
 
 
 def find_rows_or_zeros(returned: Any, counts: list[int]) -> tuple[Any, Any]:
-    return encoder_rows_or_zeros(returned, "robot.arm, embed_arm", counts, torch.zeros(WIDTH))
+    return split_rows_or_zero(returned, "robot.arm, embed_arm", counts, torch.zeros(WIDTH))
 
 
 @given(st.lists(st.tuples(COUNTS, st.none() | WRONG_ROWS), max_size=4))
