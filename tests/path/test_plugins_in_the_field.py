@@ -4,7 +4,6 @@ every law that needs no model. Checkpoints are made up."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -17,42 +16,49 @@ from tests.random_specs import write_checkpoint
 from tests.unit import test_plugins_in_the_field as plain
 
 MARKS = ["<|AUDIO|>", "<|object_ref_start|>", "<|box_start|>", "<|object_ref_end|>", "<|audio|>"]
-WORDS = ["<unk>", "<s>", "</s>", *MARKS, *(f"w{i}" for i in range(300))]
-SPECS = {name: plain.FIELDS[name] for name in ("VibeVoice", "NeMo", "NeMo in chunks")}
+WORDS = ["<unk>", "<s>", "</s>"] + MARKS + [f"w{number}" for number in range(300)]
+SPECS = {name: plain.AUDIO_MODELS[name] for name in ("VibeVoice", "NeMo", "NeMo in chunks")}
 SAYS_NOTHING = {"embeds", "reference", "positions", "outputs"}
 """No embeddings, no Hugging Face processor, positions of one dimension, no outputs."""
 
 
-def subject_of(name: str, folder: Path) -> Subject:
-    """The spec of a plugin on a checkpoint that is written into a folder."""
-    spec, options, *_ = SPECS[name]
-    known = {"model_type": "qwen2", "architectures": [f"{spec.name.title()}ForCausalLM"], **options}
-    write_checkpoint(folder, WORDS, MARKS, vocab_size=len(WORDS), max_position_embeddings=512, **known)
+LAWS_WITHOUT_MODEL = [name for name, law in LAWS.items() if not law.needs_model]
+
+
+def make_subject(name: str, folder: Path) -> Subject:
+    """Return the spec of a plugin on a checkpoint that is written into a folder."""
+    model = SPECS[name]
+    config = {"model_type": "qwen2", "architectures": [f"{model.spec.name.title()}ForCausalLM"]}
+    config.update(model.options)
+    write_checkpoint(folder, WORDS, MARKS, vocab_size=len(WORDS), max_position_embeddings=512, **config)
+    if model.spec is not NEMO_SALM:
+        return of_spec(model.spec, folder)
     # of more rows than a request has items: the same token is written and stands for a row, so two of them beside one
     # item of two rows are an expanded prompt
     audio = st.builds(AudioSample, st.integers(0, 3), st.integers(8_000, 40_000), st.just(16_000))
-    return of_spec(spec, folder, samples={"audio": audio} if spec is NEMO_SALM else None)
+    return of_spec(model.spec, folder, samples={"audio": audio})
 
 
-def as_by_hand(name: str, subject: Subject, examples: int) -> int:
-    """Compare drawn requests on vLLM's path with the plain account; how many there were."""
-    _, _, ids_of, requests, names, mark = SPECS[name]
-    known = subject.processor.info.ctx.tokenizer.get_vocab()
-    seen: list[int] = []
+def compare_requests(name: str, subject: Subject, examples: int) -> int:
+    """Compare random requests on vLLM's path with the plain account; return how many there were."""
+    model = SPECS[name]
+    vocabulary = subject.processor.info.ctx.tokenizer.get_vocab()
+    num_requests = 0
 
-    def same(request: Any) -> None:
-        texts, lengths = request
-        prompt, _ = plain.joined(texts, [[known[mark]]] * len(lengths))
-        expected, starts = plain.joined(texts, [ids_of(known, n) for n in lengths])
-        audio = [*map(plain.noise, lengths)]
-        got = vllm_path.run(subject.processor, prompt, {"audio": audio} if audio else {})
-        assert got.ids == expected
-        assert [start for start, *_ in got.ranges.get("audio", [])] == starts
-        plain.same_fields(audio, got.fields.get("audio", []), names)
-        seen.append(len(lengths))
+    def compare(request: plain.Request) -> None:
+        nonlocal num_requests
+        prompt, _ = plain.join(request.texts, [[vocabulary[model.mark]]] * len(request.items))
+        layouts = [model.list_ids(vocabulary, samples) for samples in request.items]
+        expected, starts = plain.join(request.texts, layouts)
+        audio = [plain.make_noise(samples) for samples in request.items]
+        run = vllm_path.run(subject.processor, prompt, {"audio": audio} if audio else {})
+        assert run.ids == expected
+        assert [placement.start for placement in run.ranges.get("audio", [])] == starts
+        plain.check_audio_fields(audio, run.fields.get("audio", []), model.names)
+        num_requests += 1
 
-    for_each(requests, same, max_examples=examples, database=None)
-    return len(seen)
+    for_each(model.requests, compare, max_examples=examples, database=None)
+    return num_requests
 
 
 @pytest.fixture(scope="module", params=SPECS)
@@ -62,14 +68,14 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def subject(name: str, tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    return subject_of(name, tmp_path_factory.mktemp("field"))
+    return make_subject(name, tmp_path_factory.mktemp("field"))
 
 
-def test_requests_are_placed_as_by_hand(name: str, subject: Subject) -> None:
-    assert as_by_hand(name, subject, scaled(15)) > 0
+def test_requests_become_what_the_plain_account_says(name: str, subject: Subject) -> None:
+    assert compare_requests(name, subject, scaled(15)) > 0
 
 
-@pytest.mark.parametrize("law", [name for name, law in LAWS.items() if not law.needs_model])
+@pytest.mark.parametrize("law", LAWS_WITHOUT_MODEL)
 def test_law(subject: Subject, law: str) -> None:
     if law in SAYS_NOTHING:
         with pytest.raises(NotApplicable):

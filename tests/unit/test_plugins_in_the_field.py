@@ -5,6 +5,7 @@ tests/path compares the requests of the first two on vLLM's path, and `make matr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from types import SimpleNamespace
@@ -32,164 +33,196 @@ VOCABULARY = {
 }  # fmt: skip
 
 
-class Special(Tokenizer):
+class SpecialTokenizer(Tokenizer):
     all_special_ids = (AUDIO, START, PAD, END)
 
     def get_vocab(self) -> dict[str, int]:
         return VOCABULARY
 
 
-def bound(spec: Any, **config: Any) -> Plan:
-    return spec.bind(SimpleNamespace(vocab_size=1000, hidden_size=16, **config), Special())
+def bind_plan(spec: Any, **config: Any) -> Plan:
+    return spec.bind(SimpleNamespace(vocab_size=1000, hidden_size=16, **config), SpecialTokenizer())
 
 
-def noise(length: int) -> np.ndarray:
+def make_noise(length: int) -> np.ndarray:
     return np.random.RandomState(length).randn(length).astype(np.float32)
 
 
-def requests(items: st.SearchStrategy[Any], most: int) -> st.SearchStrategy[tuple[list[list[int]], list[Any]]]:
-    """Texts, and what tells of the item between two of them, as how many samples an audio has."""
+class Request(NamedTuple):
+    """Texts, and the items between two of them; an audio is told by the number of its samples."""
+
+    texts: list[list[int]]
+    items: list[Any]
+
+
+@st.composite
+def requests(draw: Any, items: st.SearchStrategy[Any], most: int) -> Request:
+    """Requests of at most so many items."""
     texts = st.lists(st.integers(20, 90), max_size=3)
-    between = st.lists(st.tuples(items, texts), max_size=most)
-    return st.builds(lambda first, rest: ([first, *(text for _, text in rest)], [n for n, _ in rest]), texts, between)
+    request = Request([draw(texts)], [])
+    for _ in range(draw(st.integers(0, most))):
+        request.items.append(draw(items))
+        request.texts.append(draw(texts))
+    return request
 
 
-def joined(texts: list[list[int]], items: list[list[int]]) -> tuple[list[int], list[int]]:
-    """Ids of texts with those of items between them, and where these start."""
-    ids, starts = [*texts[0]], []
-    for own, text in zip(items, texts[1:], strict=True):
+def join(texts: list[list[int]], items: list[list[int]]) -> tuple[list[int], list[int]]:
+    """Return the ids of texts with those of items between them, and the positions where items start."""
+    ids = list(texts[0])
+    starts = []
+    for item, text in zip(items, texts[1:], strict=True):
         starts.append(len(ids))
-        ids += [*own, *text]
+        ids += item + text
     return ids, starts
 
 
-def fields_of(
-    plan: Plan, texts: list[list[int]], items: list[np.ndarray], mark: list[int], written: list[list[int]]
+def check_prompt(
+    plan: Plan, texts: list[list[int]], items: list[np.ndarray], target: list[int], expected: list[list[int]]
 ) -> list[dict[str, Any]]:
-    """A request of texts with items between them, each marked by the same ids, becomes these. Returns the fields."""
+    """Check that the target of each item, between texts, becomes the expected ids; return the fields of the items."""
     (name,) = plan.modalities
-    prompt, _ = joined(texts, [mark] * len(items))
-    shown = plan.preview(prompt, {name: items} if items else {})
-    starts = [placed.start for placed in shown.placements]
-    assert (shown.prompt_token_ids, starts) == joined(texts, written)
-    return shown.fields.get(name, [])
+    prompt, _ = join(texts, [target] * len(items))
+    preview = plan.preview(prompt, {name: items} if items else {})
+    starts = [placement.start for placement in preview.placements]
+    assert (preview.prompt_token_ids, starts) == join(texts, expected)
+    return preview.fields.get(name, [])
 
 
-def same_fields(audio: list[np.ndarray], fields: list[dict[str, Any]], names: Any) -> None:
-    for samples, own in zip(audio, fields, strict=True):
-        assert {*own} == {*names}
-        assert own[names[0]].dtype == torch.float32
-        assert np.array_equal(own[names[0]].numpy(), samples)
-        assert int(own[names[1]]) == len(samples)
+def check_audio_fields(audio: list[np.ndarray], fields: list[dict[str, Any]], names: tuple[str, str]) -> None:
+    """Check that the fields of each audio are its samples and their number."""
+    samples_name, length_name = names
+    for samples, fields_of_audio in zip(audio, fields, strict=True):
+        assert set(fields_of_audio) == set(names)
+        assert fields_of_audio[samples_name].dtype == torch.float32
+        assert np.array_equal(fields_of_audio[samples_name].numpy(), samples)
+        assert int(fields_of_audio[length_name]) == len(samples)
 
 
 # -- VibeVoice-ASR and NeMo --------------------------------------------------------------------------------------------
 
 
-class Field(NamedTuple):
-    """A spec of audio with options of its config; the ids of an audio, requests, the names of the fields, and the token
-    that is written for an audio."""
+class AudioModel(NamedTuple):
+    """A spec of audio with options of its config; the ids of an audio, its requests, the names of its fields, and the
+    token that is written for an audio."""
 
     spec: ModelSpec
     options: dict[str, Any]
-    ids_of: Callable[[Mapping[str, int], int], list[int]]
+    list_ids: Callable[[Mapping[str, int], int], list[int]]
     requests: st.SearchStrategy[Any]
     names: tuple[str, str]
     mark: str
 
 
-def vibevoice(ratio: int, **options: Any) -> Field:
-    def ids_of(known: Mapping[str, int], samples: int) -> list[int]:
+def make_vibevoice(ratio: int, **options: Any) -> AudioModel:
+    def list_ids(vocabulary: Mapping[str, int], samples: int) -> list[int]:
         """One position for each begun `ratio` samples, after one token, and before another one and a newline."""
         positions = max(1, int(np.ceil(samples / ratio)))
-        pads = [known["<|box_start|>"]] * positions
-        return [known["<|object_ref_start|>"], *pads, known["<|object_ref_end|>"], NEWLINE]
+        pads = [vocabulary["<|box_start|>"]] * positions
+        return [vocabulary["<|object_ref_start|>"]] + pads + [vocabulary["<|object_ref_end|>"], NEWLINE]
 
-    asked = requests(st.integers(160, 30_000), most=1)
-    return Field(VIBEVOICE, options, ids_of, asked, ("raw_audio", "raw_audio_lengths"), "<|AUDIO|>")
+    lengths = requests(st.integers(160, 30_000), most=1)
+    return AudioModel(VIBEVOICE, options, list_ids, lengths, ("raw_audio", "raw_audio_lengths"), "<|AUDIO|>")
 
 
-def of_one_pass(samples: int) -> int:
-    """Frames of a spectrogram of 512 samples that is padded by half of them; then three times a convolution of three
-    frames, two apart, with one of padding on either side."""
+def count_frames_of_one_pass(samples: int) -> int:
+    """Return the frames of a spectrogram of 512 samples that is padded by half of them; then three times of a
+    convolution of three frames, two apart, with one of padding on either side."""
     frames = (samples + 2 * 256 - 512) // 160
     for _ in range(3):
         frames = (frames + 2 * 1 - 3) // 2 + 1
     return max(1, frames)
 
 
-def by_hand(samples: int, seconds: float | None) -> int:
-    """As often as there are chunks of so many seconds; one of less than 320 samples goes to the one before it."""
+def count_frames(samples: int, seconds: float | None) -> int:
+    """Return the frames of all chunks of so many seconds; one of less than 320 samples goes to the one before it."""
     if seconds is None:
-        return of_one_pass(samples)
+        return count_frames_of_one_pass(samples)
     size = max(320, round(seconds * 16_000))
-    edges = [*range(0, samples, size), samples]
+    edges = list(range(0, samples, size))
+    edges.append(samples)
     if len(edges) > 2 and edges[-1] - edges[-2] < 320:
         del edges[-2]
-    return sum(of_one_pass(end - begin) for begin, end in pairwise(edges))
+    return sum(count_frames_of_one_pass(end - begin) for begin, end in pairwise(edges))
 
 
-def nemo(seconds: float | None) -> Field:
-    def ids_of(known: Mapping[str, int], samples: int) -> list[int]:
-        return [known["<|audio|>"]] * by_hand(samples, seconds)
+def make_nemo(seconds: float | None) -> AudioModel:
+    def list_ids(vocabulary: Mapping[str, int], samples: int) -> list[int]:
+        return [vocabulary["<|audio|>"]] * count_frames(samples, seconds)
 
-    asked = requests(st.integers(1, 40_000) | st.integers(1, 2_000), most=3)
+    lengths = requests(st.integers(1, 40_000) | st.integers(1, 2_000), most=3)
     options = {"encoder_chunk_size_seconds": seconds}
-    return Field(NEMO_SALM, options, ids_of, asked, ("audio_signal", "audio_signal_length"), "<|audio|>")
+    return AudioModel(NEMO_SALM, options, list_ids, lengths, ("audio_signal", "audio_signal_length"), "<|audio|>")
 
 
-FIELDS = {
-    "VibeVoice": vibevoice(3200),
-    "VibeVoice of 320 samples": vibevoice(320, speech_tok_compress_ratio=320),
-    "NeMo": nemo(None),
-    "NeMo in chunks": nemo(0.1),
-    **{f"NeMo in chunks of {seconds} s": nemo(seconds) for seconds in (0.001, 0.05, 1.0)},
+AUDIO_MODELS = {
+    "VibeVoice": make_vibevoice(3200),
+    "VibeVoice of 320 samples": make_vibevoice(320, speech_tok_compress_ratio=320),
+    "NeMo": make_nemo(None),
+    "NeMo in chunks": make_nemo(0.1),
+    "NeMo in chunks of 0.001 s": make_nemo(0.001),
+    "NeMo in chunks of 0.05 s": make_nemo(0.05),
+    "NeMo in chunks of 1.0 s": make_nemo(1.0),
 }
-PLANS = {name: bound(own.spec, **own.options) for name, own in FIELDS.items()}
-REQUESTS = st.sampled_from([*FIELDS]).flatmap(lambda name: st.tuples(st.just(name), FIELDS[name].requests))
+PLANS = {name: bind_plan(model.spec, **model.options) for name, model in AUDIO_MODELS.items()}
 
 
 @settings(max_examples=800)
-@given(REQUESTS)
-def test_audio_as_by_hand(drawn: Any) -> None:
-    name, (texts, lengths) = drawn
-    own, audio = FIELDS[name], [*map(noise, lengths)]
-    written = [own.ids_of(VOCABULARY, n) for n in lengths]
-    same_fields(audio, fields_of(PLANS[name], texts, audio, [AUDIO], written), own.names)
+@given(st.sampled_from(list(AUDIO_MODELS)), st.data())
+def test_audio_becomes_what_its_own_processor_makes_of_it(name: str, data: Any) -> None:
+    model = AUDIO_MODELS[name]
+    request = data.draw(model.requests)
+    audio = [make_noise(length) for length in request.items]
+    expected = [model.list_ids(VOCABULARY, length) for length in request.items]
+    fields = check_prompt(PLANS[name], request.texts, audio, [AUDIO], expected)
+    check_audio_fields(audio, fields, model.names)
 
 
 def test_vibevoice_refuses_what_its_encoder_leaves_out() -> None:
     """The plugin makes a position of 159 samples, and no row for it."""
     with pytest.raises(InputError, match=r"vibevoice\.audio: expected 160 samples or more, got 159"):
-        PLANS["VibeVoice"].expand([AUDIO], {"audio": [noise(159)]})
+        PLANS["VibeVoice"].expand([AUDIO], {"audio": [make_noise(159)]})
 
 
 # -- ChatTS ------------------------------------------------------------------------------------------------------------
 
 TOKEN, PATCH = 5, 4
-CHATTS_PLAN = bound(CHATTS, ts_token_start_index=TOKEN, ts={"max_sequence_length": 40, "patch_size": PATCH})
-NUMBERS = st.lists(st.integers(-40, 40), min_size=1, max_size=40)
-SERIES = st.builds(lambda numbers, level: np.array(numbers) * level, NUMBERS, st.sampled_from([0.25, 1, 40, 1e4]))
+CHATTS_PLAN = bind_plan(CHATTS, ts_token_start_index=TOKEN, ts={"max_sequence_length": 40, "patch_size": PATCH})
+LEVELS = st.sampled_from([0.25, 1, 40, 1e4])
 
 
-def of_chatts(series: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """The ids of one series, and its values with the mask."""
-    mean = np.mean(series)
-    values, scale = series - mean, 1.0
-    if np.any(np.abs(values) >= 3.0):
-        scale = np.max(np.abs(values)) / 3.0
-        values = values / scale
-    text = Special().encode(f"[Offset: {-mean:.4f}|Scaled by: {scale:.4f}]", add_special_tokens=False)
-    encoded = np.stack([values, np.ones_like(values)], axis=1).reshape(-1, 1).astype(np.float32)
-    return [*text, *[TOKEN] * -(-len(series) // PATCH)], encoded
+@st.composite
+def series(draw: Any) -> np.ndarray:
+    numbers = draw(st.lists(st.integers(-40, 40), min_size=1, max_size=40))
+    return np.array(numbers) * draw(LEVELS)
+
+
+class EncodedSeries(NamedTuple):
+    ids: list[int]
+    values: np.ndarray
+    """The values, each with the mask behind it."""
+
+
+def encode_series(values: np.ndarray) -> EncodedSeries:
+    """Return what ChatTS makes of one series."""
+    mean = np.mean(values)
+    centered = values - mean
+    scale = 1.0
+    if np.any(np.abs(centered) >= 3.0):
+        scale = np.max(np.abs(centered)) / 3.0
+        centered = centered / scale
+    text = f"[Offset: {-mean:.4f}|Scaled by: {scale:.4f}]"
+    patches = [TOKEN] * math.ceil(len(values) / PATCH)
+    ids = SpecialTokenizer().encode(text, add_special_tokens=False) + patches
+    with_mask = np.stack([centered, np.ones_like(centered)], axis=1)
+    return EncodedSeries(ids, with_mask.reshape(-1, 1).astype(np.float32))
 
 
 @settings(max_examples=400)
-@given(requests(SERIES, most=4))
-def test_chatts_as_by_hand(request: Any) -> None:
-    texts, series = request
-    by_hand = [of_chatts(one) for one in series]
-    fields = fields_of(CHATTS_PLAN, texts, series, [TOKEN, TOKEN + 1], [ids for ids, _ in by_hand])
-    for (_, encoded), own in zip(by_hand, fields, strict=True):
-        assert own["timeseries"].dtype == torch.float32
-        np.testing.assert_allclose(own["timeseries"].numpy(), encoded, rtol=1e-6, atol=1e-7)
+@given(requests(series(), most=4))
+def test_series_become_what_chatts_makes_of_them(request: Request) -> None:
+    encoded = [encode_series(values) for values in request.items]
+    expected = [one_series.ids for one_series in encoded]
+    fields = check_prompt(CHATTS_PLAN, request.texts, request.items, [TOKEN, TOKEN + 1], expected)
+    for one_series, fields_of_series in zip(encoded, fields, strict=True):
+        assert fields_of_series["timeseries"].dtype == torch.float32
+        np.testing.assert_allclose(fields_of_series["timeseries"].numpy(), one_series.values, rtol=1e-6, atol=1e-7)

@@ -234,8 +234,8 @@ def check_plugins() -> Details:
     laws = [name for name, law in LAWS.items() if not law.needs_model]
     for name in field.SPECS:
         with tempfile.TemporaryDirectory() as folder, outcome.count(name, "requests"):
-            instance = field.subject_of(name, Path(folder))
-            requests[name] = field.as_by_hand(name, instance, PLUGIN_REQUESTS)
+            instance = field.make_subject(name, Path(folder))
+            requests[name] = field.compare_requests(name, instance, PLUGIN_REQUESTS)
             _check_laws_on(outcome, name, instance, laws)
             # the requests are no law
             outcome.specs[name] -= 1
