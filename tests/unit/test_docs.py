@@ -10,42 +10,62 @@ import pytest
 
 from tests.pages import PAGES, ROOT
 
-SOURCES = [*PAGES, ROOT / "CHANGELOG.md"]
+SOURCES = PAGES + [ROOT / "CHANGELOG.md"]
 TESTS = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
 REFERENCE = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
-PUBLIC = [f"{name}/__init__" for name in ("serve", "testing", "training")]
-PUBLIC += ["__init__", "model/sampling", "serve/client"]
+PUBLIC_MODULES = [
+    "__init__",
+    "model/sampling",
+    "serve/__init__",
+    "serve/client",
+    "testing/__init__",
+    "training/__init__",
+]
 """The modules of mmkit whose names are public."""
 
 
-def slug(heading: str) -> str:
-    """The anchor of a heading, by the rule that code hosts and the site share for plain words."""
+def make_anchor(heading: str) -> str:
+    """Return the anchor of a heading, by the rule that code hosts and the site share for plain words."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
     return re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links(path: Path) -> None:
-    """As on a code host: files that exist, headings that exist. The site is built at night."""
+def make_relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def list_anchors(page: Path) -> list[str]:
+    headings = re.findall(r"(?m)^#+ (.*)$", page.read_text(encoding="utf-8"))
+    return [make_anchor(heading) for heading in headings]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=make_relative)
+def test_links_lead_to_files_and_headings_that_exist(path: Path) -> None:
+    """As on a code host. The site is built at night."""
     text = re.sub(r"(?ms)^ *(```+).*?^ *\1$", "", path.read_text(encoding="utf-8"))
     for link in re.findall(r"\]\((?!https?://)([^)\s]+)\)", text):
         target, _, anchor = link.partition("#")
         file = path.parent / target if target else path
         assert file.exists(), link
         if anchor:
-            assert anchor in map(slug, re.findall(r"(?m)^#+ (.*)$", file.read_text(encoding="utf-8"))), link
+            assert anchor in list_anchors(file), link
 
 
-def test_pictures_are_those_of_tests() -> None:
-    """Every picture is named by a test that makes it; those of `mmkit show` by the name of their spec."""
-    shows = "".join(text for text in TESTS if 'f"show-{name}.svg"' in text)
-    for picture in (ROOT / "docs" / "images").iterdir():
-        show = re.fullmatch(r"show-(.*)\.svg", picture.name)
-        assert f'"{show[1]}"' in shows if show else any(picture.name in text for text in TESTS), picture.name
+PICTURES = sorted(path.name for path in (ROOT / "docs" / "images").iterdir())
 
 
-def public_names(module: str) -> set[str]:
-    """What a module exports: `__all__`, and imports as the same name. It is read, not imported."""
+@pytest.mark.parametrize("picture", PICTURES)
+def test_a_test_makes_each_picture(picture: str) -> None:
+    """Its source has the name of the picture; those of `mmkit show` have the name of their spec."""
+    of_show = re.fullmatch(r"show-(.*)\.svg", picture)
+    if of_show is None:
+        assert any(picture in text for text in TESTS)
+    else:
+        assert any('f"show-{name}.svg"' in text and f'"{of_show[1]}"' in text for text in TESTS)
+
+
+def find_public_names(module: str) -> set[str]:
+    """Return what a module exports: `__all__`, and imports as the same name. It is parsed, not imported."""
     names: set[str] = set()
     for node in ast.parse((ROOT / "mmkit" / f"{module}.py").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
@@ -55,15 +75,22 @@ def public_names(module: str) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("module", PUBLIC)
+def find_words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
+
+
+HEADINGS = re.findall(r"(?m)^#+ (.*)$", REFERENCE)
+FIRST_CELLS = re.findall(r"(?m)^\| ([^|]*) \|.*$", REFERENCE)
+PYTHON_BLOCKS = re.findall(r"(?ms)^```python.*?\n(.*?)^```$", REFERENCE)
+
+
+@pytest.mark.parametrize("module", PUBLIC_MODULES)
 def test_every_public_name_is_in_the_reference_with_an_example(module: str) -> None:
     """A heading or the first cell of a table row names it, and a block of Python uses it."""
-    titles = re.findall(r"(?m)^(?:#+ (.*)|\| ([^|]*) \|.*)$", REFERENCE)
-    named = {word for title in titles for word in re.findall(r"\w+", "".join(title))}
-    used = set(re.findall(r"\w+", "".join(re.findall(r"(?ms)^```python.*?\n(.*?)^```$", REFERENCE))))
-    names = public_names(module)
+    names = find_public_names(module)
     assert names
-    assert names - named == names - used == set()
+    assert names - find_words("\n".join(HEADINGS + FIRST_CELLS)) == set()
+    assert names - find_words("\n".join(PYTHON_BLOCKS)) == set()
 
 
 def test_the_fragments_render() -> None:
