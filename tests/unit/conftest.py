@@ -11,10 +11,15 @@ from tests.unit.fake_server import FakeServer
 
 @pytest.fixture(scope="session", autouse=True)
 def no_vllm(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Looked at where these tests run alone, as `make test-fast` runs them; tools/mutants.py imports vLLM before."""
-    imported_before = "vllm" in sys.modules
+    """Check that no test imports vLLM, where only these tests run, as by `make test-fast`.
+
+    tools/mutants.py imports vLLM before them.
+    """
+    folder = Path(__file__).parent
+    was_imported_before = "vllm" in sys.modules
     yield
-    if not imported_before and all(item.path.is_relative_to(Path(__file__).parent) for item in request.session.items):
+    only_these_tests = all(item.path.is_relative_to(folder) for item in request.session.items)
+    if only_these_tests and not was_imported_before:
         assert "vllm" not in sys.modules
 
 

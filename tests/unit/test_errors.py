@@ -40,7 +40,8 @@ def test_a_located_error_survives_a_pickle():
     error = SpecError("", "a number", "a text")
     error.prepend("robot.actions")
     copy = pickle.loads(pickle.dumps(error))
-    assert (str(copy), copy.where) == (str(error), "robot.actions")
+    assert str(copy) == str(error)
+    assert copy.where == "robot.actions"
 
 
 def test_other_errors_of_a_part_become_errors_of_the_spec():
@@ -82,12 +83,18 @@ def test_a_refused_item_of_the_spec_is_a_mistake_of_the_spec():
             raise InputError("no.")
 
 
-@pytest.mark.parametrize("error", [SpecError("n has no value."), InputError("n has no value."), KeyError("n")])
-def test_errors_beside_options_are_those_of_the_caller(error):
+@pytest.mark.parametrize("error", [SpecError("n has no value."), KeyError("n")], ids=repr)
+def test_errors_of_options_are_those_of_the_caller(error):
+    with pytest.raises(OptionsError), report_as_options_error("robot, mm_processor_kwargs"):
+        raise error
+
+
+def test_an_error_of_an_item_beside_options_passes_as_it_is():
+    error = InputError("n has no value.")
     with pytest.raises(InputError) as caught, report_as_options_error("robot, mm_processor_kwargs"):
         raise error
-    assert (caught.value is error) == isinstance(error, InputError)
-    assert isinstance(caught.value, OptionsError) != isinstance(error, InputError)
+    assert caught.value is error
+    assert not isinstance(error, OptionsError)
 
 
 def test_an_error_moves_to_another_path():

@@ -26,17 +26,17 @@ for public_name, public in vars(mmkit).items():
 
 @pytest.mark.parametrize(("name", "texts"), ROOTS.items(), ids=ROOTS)
 def test_help_of_a_root_says_what_it_reads(name, texts):
-    shown = pydoc.plain(pydoc.render_doc(getattr(mmkit, name)))
+    page = pydoc.plain(pydoc.render_doc(getattr(mmkit, name)))
     for text in texts:
-        assert text in shown
-    assert "__add__" not in shown
+        assert text in page
+    assert "__add__" not in page
 
 
 @pytest.mark.parametrize("name", DECLARATIONS)
 def test_a_signature_has_no_private_types(name):
-    shown = str(inspect.signature(getattr(mmkit, name)))
-    assert "Converted" not in shown
-    assert "_depth" not in shown
+    signature = str(inspect.signature(getattr(mmkit, name)))
+    assert "Converted" not in signature
+    assert "_depth" not in signature
 
 
 @pytest.mark.parametrize("declare", [each, batched, Modality, ModelSpec, Output, Record, embed])
@@ -45,8 +45,10 @@ def test_help_shows_the_types_that_an_author_writes(declare):
 
 
 def test_the_types_of_each_are_those_of_an_author():
-    parameters = inspect.signature(each).parameters
-    assert {name: parameter.annotation for name, parameter in parameters.items()} == {
+    annotations = {}
+    for name, parameter in inspect.signature(each).parameters.items():
+        annotations[name] = parameter.annotation
+    assert annotations == {
         "over": "Value",
         "body": "Callable[[Expr], LayoutLike] | Layout",
         "sep": "LayoutLike",
@@ -62,9 +64,9 @@ def test_a_batched_field_has_no_value():
 
 def test_an_each_has_no_depth():
     with pytest.raises(TypeError, match="unexpected keyword argument 'depth'"):
-        each(3, lambda x: embed(x), depth=4)
+        each(3, embed, depth=4)
 
 
-def test_errors_have_their_place_and_their_parts():
-    for error in (SpecError, InputError):
-        assert list(inspect.signature(error).parameters) == ["where", "expected", "got", "remedy"]
+@pytest.mark.parametrize("error", [SpecError, InputError])
+def test_errors_have_their_place_and_their_parts(error):
+    assert list(inspect.signature(error).parameters) == ["where", "expected", "got", "remedy"]
