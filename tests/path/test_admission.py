@@ -14,17 +14,25 @@ from mmkit.plan.soundness import compute_largest_magnitude
 from mmkit.testing.vllm_path import render
 from mmkit.vllm_api.admission import PROMPT_EMBEDS, Refused, admit
 from tests.path.plain import ONES, ids, plain, processor
-from tests.unit.common import expect_refusal
+from tests.unit.common import refuses
 
 WIDTH = processor(plain()).plan.hidden_size
 GOOD = torch.zeros(3, WIDTH)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-OTHERS = (torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn)
+OTHER_DTYPES = (torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn)
 VALUES = (0.0, 1.0, -1.0, 65504.0, 65505.0, -1e30, torch.finfo(torch.float64).max, torch.inf, -torch.inf, torch.nan)
 
 
-def beside_an_item(rows: Any) -> dict[str, Any]:
-    """A rendered request with embeddings that came as a part of a message, as vLLM puts them there."""
+def make_prompt(rows: Any) -> dict[str, Any]:
+    return {"prompt_embeds": rows}
+
+
+def make_rendered_prompt(rows: Any) -> dict[str, Any]:
+    return {"type": "embeds", "prompt_embeds": rows}
+
+
+def make_part_of_message(rows: Any) -> dict[str, Any]:
+    """Return a rendered request with embeddings that came as a part of a message, as vLLM puts them there."""
     rendered = render(processor(plain()), ids("a <frame>"), {"frames": ONES}, {}, None)
     field = MultiModalSharedField(batch_size=1)
     rendered["mm_kwargs"][PROMPT_EMBEDS] = [MultiModalKwargsItem({"embedding": MultiModalFieldElem(rows, field)})]
@@ -32,9 +40,9 @@ def beside_an_item(rows: Any) -> dict[str, Any]:
 
 
 FORMS = {
-    "a prompt": lambda rows: {"prompt_embeds": rows},
-    "a rendered prompt": lambda rows: {"type": "embeds", "prompt_embeds": rows},
-    "a part of a message": beside_an_item,
+    "a prompt": make_prompt,
+    "a rendered prompt": make_rendered_prompt,
+    "a part of a message": make_part_of_message,
 }
 
 
@@ -48,7 +56,7 @@ def is_admitted(prompt: Any) -> bool:
 
 @given(
     st.sampled_from(sorted(FORMS)),
-    st.sampled_from([*FLOATS, *OTHERS]),
+    st.sampled_from(FLOATS + OTHER_DTYPES),
     st.sampled_from([(3, WIDTH), (1, WIDTH), (0, WIDTH), (3, WIDTH + 1), (WIDTH,), (2, 3, WIDTH)]),
     st.sampled_from(VALUES),
     st.integers(0, 2**16),
@@ -65,7 +73,8 @@ def test_only_rows_that_the_model_can_carry_are_admitted(
         rows.view(-1)[place % rows.numel()] = value
     rows = rows.to(dtype)
     is_sound = dtype in FLOATS and bool((rows.double().abs() <= 65504.0).all())
-    assert is_admitted(FORMS[form](rows)) == (is_sound and rows.ndim == 2 and rows.shape[1] == WIDTH)
+    has_form = rows.ndim == 2 and rows.shape[1] == WIDTH
+    assert is_admitted(FORMS[form](rows)) == (is_sound and has_form)
 
 
 def admit_embeds(plan: Any, rows: torch.Tensor) -> None:
@@ -75,19 +84,20 @@ def admit_embeds(plan: Any, rows: torch.Tensor) -> None:
 def test_a_model_in_float16_carries_less() -> None:
     plan = processor(plain(), dtype="float16").plan
     bound = compute_largest_magnitude(torch.float16)
-    admit(plan, {"prompt_embeds": torch.full_like(GOOD, -bound)}, trusts=False)
+    admit_embeds(plan, torch.full_like(GOOD, -bound))
     expected = "values of magnitude <= 16384, which a model in float16 carries"
-    sentence = f"plain.prompt_embeds: expected {expected}, got 20000."
-    expect_refusal(Refused, sentence, admit_embeds, plan, torch.full_like(GOOD, -20000.0))
+    with refuses(Refused, f"plain.prompt_embeds: expected {expected}, got 20000."):
+        admit_embeds(plan, torch.full_like(GOOD, -20000.0))
 
 
-def test_ids_at_embedded_positions_are_not_read() -> None:
+@pytest.mark.parametrize("mask_name", ["is_token_ids", "prompt_is_token_ids"])
+def test_ids_at_embedded_positions_are_not_read(mask_name: str) -> None:
     """vLLM writes a token of its own there, which may lie outside the vocabulary."""
-    for mask in ("is_token_ids", "prompt_is_token_ids"):
-        prompt = {"prompt_embeds": GOOD, "prompt_token_ids": [2, 10**9, 2], mask: [True, False, True]}
-        admit(processor(plain()).plan, prompt, trusts=False)
-        with pytest.raises(InputError, match="a token id from 0 to"):
-            admit(processor(plain()).plan, {**prompt, mask: [True, True, True]}, trusts=False)
+    plan = processor(plain()).plan
+    prompt = {"prompt_embeds": GOOD, "prompt_token_ids": [2, 10**9, 2]}
+    admit(plan, prompt | {mask_name: [True, False, True]}, trusts=False)
+    with pytest.raises(InputError, match="a token id from 0 to"):
+        admit(plan, prompt | {mask_name: [True, True, True]}, trusts=False)
 
 
 def test_a_model_of_raw_input_reads_no_prompt() -> None:
@@ -95,4 +105,5 @@ def test_a_model_of_raw_input_reads_no_prompt() -> None:
     plan = processor(ModelSpec("raw", raw)).plan
     remedy = "The model reads nothing of a prompt."
     sentence = f"raw.prompt_embeds: expected one item per request, got embeddings of a prompt. {remedy}"
-    expect_refusal(Refused, sentence, admit_embeds, plan, GOOD)
+    with refuses(Refused, sentence):
+        admit_embeds(plan, GOOD)

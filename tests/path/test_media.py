@@ -36,17 +36,21 @@ def installed() -> None:
     processor(plain())
 
 
-def incoming() -> Incoming:
-    return Incoming(LIMIT, lambda: REFUSAL)
+def get_refusal() -> InputError:
+    return REFUSAL
 
 
-def picture(width: int, height: int, form: str = "PNG") -> bytes:
+def make_incoming() -> Incoming:
+    return Incoming(LIMIT, get_refusal)
+
+
+def make_picture(width: int, height: int, form: str = "PNG") -> bytes:
     buffer = io.BytesIO()
     Image.new("1" if form == "PNG" else "P", (width, height)).save(buffer, form)
     return buffer.getvalue()
 
 
-def data_url(content: bytes, mime: str = "image/png") -> str:
+def make_data_url(content: bytes, mime: str = "image/png") -> str:
     return f"data:{mime};base64,{base64.b64encode(content).decode()}"
 
 
@@ -61,13 +65,14 @@ def test_the_pictures_of_a_request_have_one_limit(tmp_path_factory: Any, picture
     connector = MediaConnector(allowed_local_media_path=str(folder))
 
     async def load_all() -> int:
-        REQUEST.set(incoming())
-        loaded = 0
+        """Load the pictures as one request; return the number of their pixels."""
+        REQUEST.set(make_incoming())
+        num_pixels = 0
         with ThreadPoolExecutor(1) as executor:
             inherit_context(executor)
             for number, ((width, height), place) in enumerate(pictures):
-                content = picture(width, height)
-                url = data_url(content)
+                content = make_picture(width, height)
+                url = make_data_url(content)
                 if place == "file":
                     path = folder / f"{number}.png"
                     path.write_bytes(content)
@@ -80,8 +85,8 @@ def test_the_pictures_of_a_request_have_one_limit(tmp_path_factory: Any, picture
                 else:
                     media = await connector.fetch_image_async(url)
                 assert media.size == (width, height)
-                loaded += width * height
-        return loaded
+                num_pixels += width * height
+        return num_pixels
 
     total = sum(width * height for (width, height), _ in pictures)
     if total <= LIMIT:
@@ -92,7 +97,7 @@ def test_the_pictures_of_a_request_have_one_limit(tmp_path_factory: Any, picture
 
 
 def test_without_a_request_nothing_is_counted() -> None:
-    url = data_url(picture(40, 40))
+    url = make_data_url(make_picture(40, 40))
     assert MediaConnector().fetch_image(url).size == (40, 40)
 
 
@@ -104,10 +109,10 @@ def test_an_error_of_a_loader_is_a_refusal_offline_too(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("vllm.multimodal.media.VideoMediaIO.load_base64", fail)
     with pytest.raises(InputError, match=r"^video: expected a file that can be decoded, got ZeroDivisionError: "):
-        MediaConnector().fetch_video(data_url(b"none", "video/mpeg"))
+        MediaConnector().fetch_video(make_data_url(b"none", "video/mpeg"))
 
 
-JPEGS = ",".join(base64.b64encode(picture(*size)).decode() for size in [(30, 20), (10, 10), (9, 9)])
+JPEGS = ",".join(base64.b64encode(make_picture(*size)).decode() for size in [(30, 20), (10, 10), (9, 9)])
 
 
 @pytest.mark.parametrize(
@@ -115,7 +120,7 @@ JPEGS = ",".join(base64.b64encode(picture(*size)).decode() for size in [(30, 20)
     [
         (2, "Video/JPEG", JPEGS, 700),
         (-1, "video/jpeg", JPEGS, 781),
-        (32, "image/gif", base64.b64encode(picture(30, 20, "GIF")).decode(), 600),
+        (32, "image/gif", base64.b64encode(make_picture(30, 20, "GIF")).decode(), 600),
         (32, "video/mp4", "AAAA", 0),
     ],
 )
@@ -137,28 +142,32 @@ def test_the_pixels_of_a_video_are_those_of_the_frames_that_are_taken(
 def test_a_video_that_has_more_frames_than_it_says_is_counted_again() -> None:
     counts: list[int] = []
     frames = SimpleNamespace(shape=(7, 20, 10, 3))
-    loader = SimpleNamespace(num_frames=32, video_loader=None, kwargs={}, load_bytes=lambda data: (frames, {}))
-    Weighed(loader, counts.append).load_bytes(picture(10, 20, "GIF"))
+
+    def load_bytes(data: bytes) -> Any:
+        return frames, {}
+
+    loader = SimpleNamespace(num_frames=32, video_loader=None, kwargs={}, load_bytes=load_bytes)
+    Weighed(loader, counts.append).load_bytes(make_picture(10, 20, "GIF"))
     assert counts == [200, 1200]
 
 
 def test_the_size_of_a_picture_is_in_its_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert count_pixels_of_image(picture(30, 20)) == 600
-    assert count_pixels_of_image(picture(30, 20)[:60]) == 600
+    assert count_pixels_of_image(make_picture(30, 20)) == 600
+    assert count_pixels_of_image(make_picture(30, 20)[:60]) == 600
     assert count_pixels_of_image(b"none") == 0
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # PIL opens none with more than twice as many
-    assert count_pixels_of_image(picture(30, 20)) == 201
+    assert count_pixels_of_image(make_picture(30, 20)) == 201
 
 
 # -- audio -------------------------------------------------------------------------------------------------------------
 
 
 def load_sound(name: str) -> tuple[Any, float]:
-    """The samples and the rate of a stored file, as a server loads it."""
-    url = data_url((ROOT / "tests" / "data" / "media" / name).read_bytes(), "audio/wav")
+    """Return the samples and the rate of a stored file, as a server loads it."""
+    url = make_data_url((ROOT / "tests" / "data" / "media" / name).read_bytes(), "audio/wav")
 
     async def load() -> Any:
-        REQUEST.set(incoming())
+        REQUEST.set(make_incoming())
         return MediaConnector().fetch_audio(url)
 
     return asyncio.run(load())
@@ -181,8 +190,8 @@ def test_files_of_audio_are_refused_where_nothing_decodes_them(monkeypatch: pyte
         load_sound("mono16.wav")
 
 
-def coded(form: str, subtype: str, channels: int = 1, *, rate: int = 8000, endian: str = "FILE") -> bytes:
-    """A file of 4000 samples, which differ between channels."""
+def encode_sound(form: str, subtype: str, channels: int = 1, *, rate: int = 8000, endian: str = "FILE") -> bytes:
+    """Return a file of 4000 samples, which differ between channels."""
     buffer = io.BytesIO()
     waves = [np.sin(np.arange(4000) * 0.3 / channel) for channel in range(1, channels + 1)]
     soundfile.write(buffer, np.stack(waves, axis=1), rate, subtype, endian, form)
@@ -192,13 +201,13 @@ def coded(form: str, subtype: str, channels: int = 1, *, rate: int = 8000, endia
 @pytest.mark.parametrize("with_request", [True, False])
 def test_channels_that_come_in_turn_are_refused(with_request: bool) -> None:
     """PyAV puts those of floats one behind the other, and mixes none; offline, too."""
-    url = data_url(coded("WAV", "FLOAT", channels=2), "audio/wav")
+    url = make_data_url(encode_sound("WAV", "FLOAT", channels=2), "audio/wav")
     if "audio_backend" not in vars(AudioMediaIO()):
         pytest.skip("this vLLM chooses the backend itself")
 
     async def load() -> Any:
         if with_request:
-            REQUEST.set(incoming())
+            REQUEST.set(make_incoming())
         return MediaConnector(media_io_kwargs={"audio": {"audio_backend": "pyav"}}).fetch_audio(url)
 
     expected = "4000 samples at 8000 Hz, as the header of the file says, got 8000 at 8000 Hz of 2 channel"
@@ -208,10 +217,10 @@ def test_channels_that_come_in_turn_are_refused(with_request: bool) -> None:
 
 def test_a_file_of_audio_that_is_cut_off_is_refused() -> None:
     """By libsndfile, or since its header says more."""
-    whole = coded("FLAC", "PCM_16")
+    whole = encode_sound("FLAC", "PCM_16")
     cut = whole[: len(whole) // 2]
     with pytest.raises(InputError, match=r"^audio: expected a file that can be decoded, got LibsndfileError: "):
-        MediaConnector().fetch_audio(data_url(cut, "audio/flac"))
+        MediaConnector().fetch_audio(make_data_url(cut, "audio/flac"))
     samples = np.zeros(2000, np.float32)
     with pytest.raises(InputError, match=r"^audio: expected 4000 samples at 8000 Hz, as the header of the file says"):
         media.check_sound(samples, 8000, cut)
@@ -232,11 +241,11 @@ def test_a_file_of_audio_that_is_cut_off_is_refused() -> None:
     ],
 )
 def test_the_header_of_a_sound_and_its_samples_agree(form: str, subtype: str, channels: int, is_exact: bool) -> None:
-    data = coded(form, subtype, channels)
+    data = encode_sound(form, subtype, channels)
     header = media.read_sound_header(data)
     assert header is not None
     assert (header.channels, header.rate, header.is_exact) == (channels, 8000, is_exact)
-    samples, rate = MediaConnector().fetch_audio(data_url(data, "audio/wav"))
+    samples, rate = MediaConnector().fetch_audio(make_data_url(data, "audio/wav"))
     media.check_sound(samples, rate, data)
     doubled = np.repeat(samples, 2)
     if channels == 2 or is_exact:
@@ -245,8 +254,19 @@ def test_the_header_of_a_sound_and_its_samples_agree(form: str, subtype: str, ch
 
 
 CODINGS = [
-    *(("WAV", subtype) for subtype in ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW")),
-    *[("RF64", "PCM_16"), ("AIFF", "PCM_16"), ("AU", "PCM_16"), ("OGG", "VORBIS"), ("FLAC", "PCM_16")],
+    ("WAV", "PCM_U8"),
+    ("WAV", "PCM_16"),
+    ("WAV", "PCM_24"),
+    ("WAV", "PCM_32"),
+    ("WAV", "FLOAT"),
+    ("WAV", "DOUBLE"),
+    ("WAV", "ULAW"),
+    ("WAV", "ALAW"),
+    ("RF64", "PCM_16"),
+    ("AIFF", "PCM_16"),
+    ("AU", "PCM_16"),
+    ("OGG", "VORBIS"),
+    ("FLAC", "PCM_16"),
 ]
 
 
@@ -256,18 +276,19 @@ def test_a_file_is_one_item_in_training_and_in_serving(
     coding: tuple[str, str], channels: int, rate: int, is_big_endian: bool
 ) -> None:
     """What a trainer reads by soundfile, and what a server loads: bit for bit, and at the rate of the spec."""
-    is_riff = coding[0] == "WAV"
-    data = coded(*coding, channels, rate=rate, endian="BIG" if is_riff and is_big_endian else "FILE")
+    form, subtype = coding
+    endian = "BIG" if form == "WAV" and is_big_endian else "FILE"
+    data = encode_sound(form, subtype, channels, rate=rate, endian=endian)
     kind = Audio(largest=8000, rate=8000).bind(Scope(SimpleNamespace()))
-    own, own_rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
-    trained = kind.canonical((own.mean(axis=1), own_rate), "m[0]")
-    served = kind.canonical(MediaConnector().fetch_audio(data_url(data, "audio/wav")), "m[0]")
+    samples, rate_of_file = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    trained = kind.canonical((samples.mean(axis=1), rate_of_file), "m[0]")
+    served = kind.canonical(MediaConnector().fetch_audio(make_data_url(data, "audio/wav")), "m[0]")
     assert np.array_equal(trained, served)
     assert len(trained) == -(-4000 * 8000 // rate)
 
 
 def test_a_big_endian_wav_is_refused_where_torchcodec_would_make_noise_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = coded("WAV", "PCM_16", endian="BIG")
+    data = encode_sound("WAV", "PCM_16", endian="BIG")
     samples = np.zeros(4000, np.float32)
     media.check_sound(samples, 8000, data)
     monkeypatch.setattr(media, "AudioDecoder", object)

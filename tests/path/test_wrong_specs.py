@@ -38,91 +38,193 @@ from tests.profiles import scaled
 PAIRS = Tensor((between(1, 4), 2))
 """Up to four pairs of numbers, with a placeholder each."""
 
-FEW = 30
+NUM_REQUESTS = 30
 """Drawn requests for a law that catches a spec."""
 
 RULES = ("ranges", "independence", "worst_case", "idempotence")
 """The laws that hold for a spec that is right."""
 
+Maker = Callable[[], ModelSpec]
 
-def part(name: str = "x", target: str = "<frame>", placeholder: str = "<pad>", **changes: Any) -> Modality:
+
+def make_first(name: str = "x", **changes: Any) -> Modality:
+    """Return pairs in place of <frame>, with some changes."""
     options: dict[str, Any] = {
         "item": PAIRS,
-        "layout": embed(tok[placeholder]) * item.length,
-        "update": replace(tok[target]),
+        "layout": embed(tok["<pad>"]) * item.length,
+        "update": replace(tok["<frame>"]),
         "fields": {name: batched()},
-        **changes,
     }
-    return Modality(name, **options)
+    return Modality(name, **(options | changes))
 
 
-def other(**changes: Any) -> Modality:
-    return part(**{"name": "s", "target": "<series>", "placeholder": "<row>", **changes})
+def make_second(name: str = "s", **changes: Any) -> Modality:
+    """Return pairs in place of <series>, with some changes."""
+    options: dict[str, Any] = {
+        "layout": embed(tok["<row>"]) * item.length,
+        "update": replace(tok["<series>"]),
+    }
+    return make_first(name, **(options | changes))
 
 
-def one(**changes: Any) -> Callable[[], ModelSpec]:
-    """A spec of one modality with some changes."""
-    return lambda: ModelSpec("w", part(**changes))
+def one(**changes: Any) -> Maker:
+    """Return what makes a spec of one modality with some changes."""
+
+    def make() -> ModelSpec:
+        return ModelSpec("w", make_first(**changes))
+
+    return make
 
 
-def of(process: Callable[..., Any]) -> Callable[[], ModelSpec]:
-    """A spec with a function of the items alone."""
-    return one(process=lambda items, scope: {"x": process(items)})
+def of(compute: Callable[[Any], Any]) -> Maker:
+    """Return what makes a spec whose field is a function of the items, and of nothing else."""
+
+    def process(items: Any, scope: Any) -> dict[str, Any]:
+        return {"x": compute(items)}
+
+    return one(process=process)
 
 
-def two(first: dict[str, Any] | None = None, **changes: Any) -> Callable[[], ModelSpec]:
-    """A spec of two modalities with changes of either."""
-    return lambda: ModelSpec("w", part(**(first or {})), other(**changes))
+def two(first: dict[str, Any] | None = None, **changes: Any) -> Maker:
+    """Return what makes a spec of two modalities with changes of either."""
+
+    def make() -> ModelSpec:
+        return ModelSpec("w", make_first(**(first or {})), make_second(**changes))
+
+    return make
 
 
-def prompt(rewrite: Any) -> Callable[[], ModelSpec]:
-    return lambda: ModelSpec("w", part(), prompt=rewrite)
+def prompt(rewrite: Any) -> Maker:
+    def make() -> ModelSpec:
+        return ModelSpec("w", make_first(), prompt=rewrite)
+
+    return make
 
 
-def with_derived(value: Any, **options: Any) -> Callable[[], ModelSpec]:
+def with_derived(value: Any, **options: Any) -> Maker:
     return one(fields={"x": batched(), "n": derived(value, **options)})
 
 
-# -- functions with a memory -------------------------------------------------------------------------------------------
+def make_model_named_class() -> ModelSpec:
+    return ModelSpec("class", make_first())
+
+
+# -- functions of items ------------------------------------------------------------------------------------------------
 
 _calls: list[int] = []
 _by_length: dict[int, Any] = {}
 _before: list[Any] = []
 
 
-def with_the_number_of_calls(items: Any) -> Any:
+def add_the_number_of_calls(items: Any) -> Any:
     _calls.append(0)
     return [value + len(_calls) for value in items]
 
 
-def kept_by_length(items: Any) -> Any:
+def remember_by_length(items: Any) -> Any:
     return [_by_length.setdefault(len(value), value) for value in items]
 
 
-def of_the_call_before(items: Any) -> Any:
-    made = [_before[-1] if _before and _before[-1].shape == value.shape else value for value in items]
+def return_the_item_before(items: Any) -> Any:
+    values = []
+    for value in items:
+        has_other = _before and _before[-1].shape == value.shape
+        values.append(_before[-1] if has_other else value)
     _before.append(items[-1].clone())
-    return made
+    return values
 
 
-def in_place(items: Any) -> Any:
+def add_noise(items: Any) -> Any:
+    return [value + torch.rand(1) for value in items]
+
+
+def reverse(items: Any) -> Any:
+    return list(items)[::-1]
+
+
+def sort_by_length(items: Any) -> Any:
+    return sorted(items, key=len)
+
+
+def pad_to_longest(items: Any) -> Any:
+    longest = max(len(value) for value in items)
+    return [pad(value, (0, 0, 0, longest - len(value))) for value in items]
+
+
+def divide_by_largest(items: Any) -> Any:
+    largest = torch.cat(list(items)).abs().max().clamp(min=1e-3)
+    return [value / largest for value in items]
+
+
+def repeat_the_first(items: Any) -> Any:
+    return [items[0]] * len(items)
+
+
+def double_in_place(items: Any) -> Any:
     for value in items:
         value.mul_(2)
     return items
 
 
-def padded(items: Any) -> Any:
-    most = max(map(len, items))
-    return [pad(value, (0, 0, 0, most - len(value))) for value in items]
+def generate(items: Any) -> Any:
+    return (value for value in items)
 
 
-def divided(items: Any) -> Any:
-    return [value / torch.cat(list(items)).abs().max().clamp(min=1e-3) for value in items]
+def convert_to_arrays(items: Any) -> Any:
+    return [value.numpy() for value in items]
+
+
+def list_twice(items: Any) -> Any:
+    return [[value, value] for value in items]
+
+
+def return_the_first(items: Any) -> Any:
+    return items[:1]
+
+
+def convert_to_parameters(items: Any) -> Any:
+    return [torch.nn.Parameter(value) for value in items]
+
+
+def convert_to_float16(items: Any) -> Any:
+    return [value.half() for value in items]
+
+
+def divide_by_zero(items: Any) -> Any:
+    return [value / 0 for value in items]
+
+
+# -- functions of a scope ----------------------------------------------------------------------------------------------
+
+
+def lay_out_at_random(scope: Any) -> Any:
+    return embed(scope.tok["<pad>"]) * random.randint(1, 3)
+
+
+def lay_out_two_rows_at_most(scope: Any) -> Any:
+    return embed(scope.tok["<pad>"]) * min(scope.item.length, 2)
+
+
+def reverse_prompt(scope: Any) -> Any:
+    return scope.prompt[::-1]
+
+
+def cut_prompt(scope: Any) -> Any:
+    return scope.prompt[:1]
+
+
+def add_target(scope: Any) -> Any:
+    return list(scope.prompt) + [scope.tok["<frame>"]]
+
+
+def add_word(scope: Any) -> Any:
+    return [scope.tok["a"]] + list(scope.prompt)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
-RIGHT, UNUSED = "right", "unused"
+RIGHT = "right"
+UNUSED = "unused"
 
 
 @dataclass(frozen=True)
@@ -143,39 +245,38 @@ class Case:
     why: str = ""
 
 
-OTHERS = "different values when other items were beside it"
-AGAIN = "different values when it was processed again"
-X, TARGET = tok["<pad>"], tok["<frame>"]
+DIFFERS_BESIDE_OTHERS = "different values when other items were beside it"
+DIFFERS_NEXT_TIME = "different values when it was processed again"
+X = tok["<pad>"]
+TARGET = tok["<frame>"]
 
 CASES = [
-    Case("counts its calls", of(with_the_number_of_calls), AGAIN),
-    Case("adds noise", of(lambda items: [value + torch.rand(1) for value in items]), AGAIN),
-    Case("reverses the items", of(lambda items: list(items)[::-1]), OTHERS),
-    Case("sorts the items", of(lambda items: sorted(items, key=len)), OTHERS),
-    Case("pads to the batch", of(padded), OTHERS),
-    Case("divides by the batch", of(divided), OTHERS),
-    Case("the first for all", of(lambda items: [items[0]] * len(items)), OTHERS),
-    Case("works in place", of(in_place), "leave the items as they are"),
-    Case("returns a generator", of(lambda items: (value for value in items)), "got generator"),
-    Case("returns arrays", of(lambda items: [value.numpy() for value in items]), "got a numpy.ndarray"),
+    Case("counts its calls", of(add_the_number_of_calls), DIFFERS_NEXT_TIME),
+    Case("adds noise", of(add_noise), DIFFERS_NEXT_TIME),
+    Case("reverses the items", of(reverse), DIFFERS_BESIDE_OTHERS),
+    Case("sorts the items", of(sort_by_length), DIFFERS_BESIDE_OTHERS),
+    Case("pads to the batch", of(pad_to_longest), DIFFERS_BESIDE_OTHERS),
+    Case("divides by the batch", of(divide_by_largest), DIFFERS_BESIDE_OTHERS),
+    Case("the first for all", of(repeat_the_first), DIFFERS_BESIDE_OTHERS),
+    Case("works in place", of(double_in_place), "leave the items as they are"),
+    Case("returns a generator", of(generate), "got generator"),
+    Case("returns arrays", of(convert_to_arrays), "got a numpy.ndarray"),
     Case(
         "returns lists of tensors",
-        of(lambda items: [[value, value] for value in items]),
+        of(list_twice),
         RIGHT,
         "vLLM sends such lists",
     ),
-    Case("returns one of several", of(lambda items: items[:1]), "expected 3 items along the first dimension"),
-    Case(
-        "returns parameters", of(lambda items: [torch.nn.Parameter(v) for v in items]), RIGHT, "vLLM sends the values"
-    ),
-    Case("returns float16", of(lambda items: [value.half() for value in items]), RIGHT, "the spec states no dtype"),
-    Case("returns no finite value", of(lambda items: [value / 0 for value in items]), "finite values"),
-    Case("keeps results by length", of(kept_by_length), "those of an earlier item of the same sizes"),
-    Case("returns the item before", of(of_the_call_before), AGAIN),
-    Case("a layout at random", one(layout=lambda s: embed(s.tok["<pad>"]) * random.randint(1, 3)), "the same layout"),
+    Case("returns one of several", of(return_the_first), "expected 3 items along the first dimension"),
+    Case("returns parameters", of(convert_to_parameters), RIGHT, "vLLM sends the values"),
+    Case("returns float16", of(convert_to_float16), RIGHT, "the spec states no dtype"),
+    Case("returns no finite value", of(divide_by_zero), "finite values"),
+    Case("keeps results by length", of(remember_by_length), "those of an earlier item of the same sizes"),
+    Case("returns the item before", of(return_the_item_before), DIFFERS_NEXT_TIME),
+    Case("a layout at random", one(layout=lay_out_at_random), "the same layout"),
     Case(
         "a layout of two rows at most",
-        one(layout=lambda s: embed(s.tok["<pad>"]) * min(s.item.length, 2)),
+        one(layout=lay_out_two_rows_at_most),
         RIGHT,
         "the encoder may return as few",
     ),
@@ -200,10 +301,10 @@ CASES = [
         one(item=Tensor((2,), "int64", bound=between(1, 4)), layout=embed(X) * fields.x[0]),
         "the most encoder rows for the largest item",
     ),
-    Case("a prompt in reverse", prompt(lambda s: s.prompt[::-1]), "law idempotence"),
-    Case("a prompt of one token", prompt(lambda s: s.prompt[:1]), "law ranges"),
-    Case("a prompt with a target more", prompt(lambda s: [*s.prompt, s.tok["<frame>"]]), "law ranges"),
-    Case("a prompt that grows", prompt(lambda s: [s.tok["a"], *s.prompt]), "law idempotence"),
+    Case("a prompt in reverse", prompt(reverse_prompt), "law idempotence"),
+    Case("a prompt of one token", prompt(cut_prompt), "law ranges"),
+    Case("a prompt with a target more", prompt(add_target), "law ranges"),
+    Case("a prompt that grows", prompt(add_word), "law idempotence"),
     Case("an end that is a target", prompt(ending_with(TARGET)), "law ranges"),
     Case("an end that is a placeholder", prompt(ending_with(X)), "ids that are no placeholder"),
     Case("no items at all", one(limit=0), UNUSED),
@@ -242,32 +343,35 @@ CASES = [
     Case("two fields of one name", two(fields={"x": batched()}), "one field named 'x'"),
     Case(
         "a field named as a modality's",
-        lambda: ModelSpec("w", part(fields={"s": batched()}), other()),
+        two({"fields": {"s": batched()}}),
         "one field named 's'",
     ),
-    Case("a model named class", lambda: ModelSpec("class", part()), RIGHT, "its classes have other names"),
+    Case("a model named class", make_model_named_class, RIGHT, "its classes have other names"),
     Case(
         "a modality named as embeddings",
-        lambda: ModelSpec("w", part(embeds=True, layout=embed(X) * 2), other(name="x_embeds")),
+        two({"embeds": True, "layout": embed(X) * 2}, name="x_embeds"),
         "x_embeds",
     ),
 ]
 
-NAMES = [
-    *("self", "input_ids", "text", "class", "labels", "answer", "padding", "attention_mask", "placeholders"),
-    *("fields input_ids", "fields inputs_embeds"),
+NAMES_OF_MODALITIES = [
+    "self",
+    "input_ids",
+    "text",
+    "class",
+    "labels",
+    "answer",
+    "padding",
+    "attention_mask",
+    "placeholders",
 ]
-"""Of modalities, and of fields: names that something else has where they are used."""
+"""Names that something else has where modalities are used."""
+
+NAMES_OF_FIELDS = ["input_ids", "inputs_embeds"]
+"""Names that something else has where fields are used."""
 
 
-def named(name: str) -> ModelSpec:
-    *is_field, name = name.split()
-    if not is_field:
-        return ModelSpec("w", part(name))
-    return ModelSpec("w", part(fields={name: batched()}, process=lambda items, scope: {name: items}))
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
 def test_what_comes_of_a_spec(case: Case) -> None:
     if case.verdict in (RIGHT, UNUSED) or case.verdict.startswith("law "):
         _check_verdict(case)
@@ -278,7 +382,7 @@ def test_what_comes_of_a_spec(case: Case) -> None:
 
 
 def _check_verdict(case: Case) -> None:
-    """That of a spec that binds."""
+    """Check the verdict of a spec that binds."""
     subject = of_spec(case.make(), checkpoint())
     if case.verdict == UNUSED:
         with pytest.raises(NotDrawn):
@@ -286,26 +390,35 @@ def _check_verdict(case: Case) -> None:
     elif case.verdict == RIGHT:
         assert case.why
         for law in RULES:
-            said = violation(law, subject, scaled(8))
-            assert said is None, said
+            sentence = violation(law, subject, scaled(8))
+            assert sentence is None, sentence
     else:
         law = case.verdict.removeprefix("law ")
-        said = violation(law, subject, FEW)
-        assert said is not None, f"{law} does not see it"
-        assert said.startswith(f"{law}: ")
+        sentence = violation(law, subject, NUM_REQUESTS)
+        assert sentence is not None, f"{law} does not see it"
+        assert sentence.startswith(f"{law}: ")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_names_that_something_else_has_are_refused(name: str) -> None:
+@pytest.mark.parametrize("name", NAMES_OF_MODALITIES)
+def test_names_of_modalities_that_something_else_has_are_refused(name: str) -> None:
     with pytest.raises(SpecError, match="a name that nothing else has"):
-        named(name)
+        ModelSpec("w", make_first(name))
+
+
+@pytest.mark.parametrize("name", NAMES_OF_FIELDS)
+def test_names_of_fields_that_something_else_has_are_refused(name: str) -> None:
+    def process(items: Any, scope: Any) -> dict[str, Any]:
+        return {name: items}
+
+    with pytest.raises(SpecError, match="a name that nothing else has"):
+        ModelSpec("w", make_first(fields={name: batched()}, process=process))
 
 
 def test_a_modality_may_be_named_positions() -> None:
     """The encoder gets its field by name; `forward` has no such argument of items with placeholders."""
-    subject = of_spec(named("positions"), checkpoint())
+    subject = of_spec(ModelSpec("w", make_first("positions")), checkpoint())
     assert violation("ranges", subject, scaled(8)) is None
 
 
 def test_there_are_64_specs() -> None:
-    assert len(CASES) + len(NAMES) + 1 == 64
+    assert len(CASES) + len(NAMES_OF_MODALITIES) + len(NAMES_OF_FIELDS) + 1 == 64
