@@ -53,7 +53,7 @@ def compare_requests(name: str, subject: Subject, examples: int) -> int:
         audio = [plain.make_noise(samples) for samples in request.items]
         run = vllm_path.run(subject.processor, prompt, {"audio": audio} if audio else {})
         assert run.ids == expected
-        assert [placement.start for placement in run.ranges.get("audio", [])] == starts
+        assert [placement.offset for placement in run.ranges.get("audio", [])] == starts
         plain.check_audio_fields(audio, run.fields.get("audio", []), model.names)
         num_requests += 1
 
