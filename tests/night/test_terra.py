@@ -1,8 +1,7 @@
-"""Terra's engines that draft frames, the demo, how good the world is, and the policy that learns in the dream."""
+"""Terra's engines that draft frames, the demo, the quality of the world, and the policy that learns in the dream."""
 
 import json
 from contextlib import ExitStack
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from examples.terra.worlds import CONTEXT_FRAMES, TownWorld
 from tests.engine.terra.rollouts import PAD, generate, generate_by_reference, stack_episodes, start_engine
 
 WORLD = TownWorld()
+FRAMES_OF_ROLLOUT = 22
 
 
 @pytest.fixture(scope="module")
@@ -29,30 +29,57 @@ def drafting(engines: ExitStack) -> Any:
 
 
 def test_drafts_of_frames_save_steps_and_change_no_id(drafting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams at once and one by one, to the last frame that the model holds; also where the model itself wants the
-    placeholder, as vLLM makes no logits processors for drafts, and takes no bias."""
+    """Streams are generated at once and one by one, to the last frame that the model holds."""
     frames, actions = stack_episodes(range(200, 203))
-    tokens = generate_by_reference(frames, actions)
-    assert np.array_equal(generate(drafting, frames, actions), tokens)
+    expected = generate_by_reference(frames, actions)
+    assert np.array_equal(generate(drafting, frames, actions), expected)
 
-    def wanted(module: torch.nn.Module, arguments: Any, logits: torch.Tensor) -> torch.Tensor:
+    engine = drafting.llm.llm_engine
+    step = engine.step
+    num_steps = 0
+
+    def step_and_count() -> Any:
+        nonlocal num_steps
+        num_steps += 1
+        return step()
+
+    monkeypatch.setattr(engine, "step", step_and_count)
+    for stream in range(3):
+        tokens = generate(drafting, frames[stream : stream + 1], actions[stream : stream + 1])
+        assert np.array_equal(tokens[0], expected[stream])
+    steps_per_frame = num_steps / (3 * FRAMES_OF_ROLLOUT)
+    assert steps_per_frame <= 11
+
+
+def test_drafts_keep_to_frames_where_the_model_prefers_the_placeholder(drafting: Any) -> None:
+    """vLLM makes no logits processors for drafts, and accepts no bias."""
+    frames, actions = stack_episodes(range(200, 201))
+
+    def prefer_placeholder(module: torch.nn.Module, arguments: Any, logits: torch.Tensor) -> torch.Tensor:
         return logits.index_fill(-1, torch.tensor([PAD]), 1e4)
 
-    (hook,) = drafting.llm.apply_model(lambda model: model.logits_processor.register_forward_hook(wanted))
-    assert np.array_equal(generate(drafting, frames[:1], actions[:1], 3), tokens[:1, :3])
-    hook.remove()
-    steps, step = count(), drafting.llm.llm_engine.step
-    monkeypatch.setattr(drafting.llm.llm_engine, "step", lambda: (next(steps), step())[1])
-    for one in range(3):
-        only = slice(one, one + 1)
-        assert np.array_equal(generate(drafting, frames[only], actions[only]), tokens[only])
-    assert next(steps) <= 11 * 3 * 22
+    def register_hook(model: Any) -> Any:
+        return model.logits_processor.register_forward_hook(prefer_placeholder)
+
+    (hook,) = drafting.llm.apply_model(register_hook)
+    try:
+        tokens = generate(drafting, frames, actions, 3)
+    finally:
+        hook.remove()
+
+    assert np.array_equal(tokens, generate_by_reference(frames, actions, 3))
 
 
-def test_a_demo(drafting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command, with the engine that is there."""
-    monkeypatch.setattr("examples.terra.rollout.VllmTerra", lambda *args, **options: drafting)
+def test_the_demo_writes_a_report_and_pictures(drafting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command runs in this process, with the engine of the other tests."""
+
+    def get_engine(*args: Any, **options: Any) -> Any:
+        return drafting
+
+    monkeypatch.setattr("examples.terra.rollout.VllmTerra", get_engine)
+
     demo.main(model=CHECKPOINT, frames=2, streams=2, seed=7, out=tmp_path)
+
     assert {path.name for path in tmp_path.iterdir()} == {"terra.gif", "terra.mp4", "terra.png", "terra.json"}
     report = json.loads((tmp_path / "terra.json").read_text())
     assert report["identical_tokens"]
@@ -61,37 +88,61 @@ def test_a_demo(drafting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_policy_learns(drafting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command, with the engine that is there: a little in the dream, more in the true town."""
-    monkeypatch.setattr(learn, "VllmTerra", lambda *args, **options: drafting)
+    """It learns a little in the dream, by the command with the engine of the other tests, and more in the true town."""
+
+    def get_engine(*args: Any, **options: Any) -> Any:
+        return drafting
+
+    monkeypatch.setattr(learn, "VllmTerra", get_engine)
     learn.main(rounds=1, out=tmp_path, streams=8, seed=0, judged=8, drafts=0, log_level="ERROR")
     report = json.loads((tmp_path / "learn.json").read_text())
     assert np.mean(report["chance"]["true"]) > 0
+
     town = TrueTown(WORLD)
-    learnt = learn.learn("true town", town, streams=32, rounds=3, seed=0)
-    guessed, known = (learn.measure_returns(town, policy, 40).mean() for policy in (learn.choose_at_random(0), learnt))
-    assert known > 1.5 * guessed
+    policy = learn.learn("true town", town, streams=32, rounds=3, seed=0)
+    returns_of_chance = learn.measure_returns(town, learn.choose_at_random(0), 40)
+    returns_of_policy = learn.measure_returns(town, policy, 40)
+    assert returns_of_policy.mean() > 1.5 * returns_of_chance.mean()
 
 
-def test_every_vehicle_is_there_and_the_ego_vehicle_does_as_it_is_told(drafting: Any) -> None:
-    """Complete rollouts of 5 drives never seen; also of an ego vehicle that is told to stand."""
+def find_ego_places(video: Any) -> list[list[Any]]:
+    """Return the places of the ego vehicle in each frame of a video; it is green."""
+    places = []
+    for frame in video:
+        places.append([blob.place.tolist() for blob in endless.blobs(frame) if blob.colour == "green"])
+    return places
+
+
+def test_vehicles_persist_and_the_ego_vehicle_follows_its_actions(drafting: Any) -> None:
+    """Complete rollouts of 5 drives that were not trained on."""
     frames, actions = stack_episodes(range(5))
-    drives = [record(seed) for seed in range(5)]
     tokens = generate(drafting, frames, actions)
     assert np.array_equal(tokens, generate_by_reference(frames, actions))
-    shown = [judge(WORLD.pictures(own), drive) for own, drive in zip(tokens, drives, strict=True)]
-    assert np.mean([figures["persistence"] for figures in shown]) >= 95
-    assert np.mean([figures["ego"] for figures in shown]) >= 95
+
+    figures = [judge(WORLD.pictures(tokens[seed]), record(seed)) for seed in range(5)]
+
+    assert np.mean([figures_of_drive["persistence"] for figures_of_drive in figures]) >= 95
+    assert np.mean([figures_of_drive["ego"] for figures_of_drive in figures]) >= 95
+
+
+def test_an_ego_vehicle_stops_by_its_actions(drafting: Any) -> None:
+    frames, actions = stack_episodes(range(5))
     actions[:, CONTEXT_FRAMES - 1 :, :, :2] = 0
-    right = []
-    for seed, own in enumerate(generate(drafting, frames, actions)):
-        ego = [[blob.place.tolist() for blob in endless.blobs(frame) if blob.colour == "green"]
-               for video in (WORLD.pictures(own), follow_actions(seed, actions[seed])) for frame in video]  # fmt: skip
-        right += [shown == true for shown, true in zip(ego[:22], ego[22:], strict=True)]
-    assert np.mean(right) >= 0.95
+
+    tokens = generate(drafting, frames, actions)
+
+    is_right = []
+    for seed in range(5):
+        places = find_ego_places(WORLD.pictures(tokens[seed]))
+        true_places = find_ego_places(follow_actions(seed, actions[seed]))
+        assert len(places) == FRAMES_OF_ROLLOUT
+        for place, true_place in zip(places, true_places, strict=True):
+            is_right.append(place == true_place)
+    assert np.mean(is_right) >= 0.95
 
 
 def test_a_world_does_not_fade(drafting: Any) -> None:
-    """200 frames beyond what the model holds, and a driver who looks at them."""
+    """A driver looks at 200 frames, far more than the model holds."""
     figures = endless.drive(drafting, WORLD, 200, 300, keep=13)
     for name in ("vehicles there", "others in place"):
         begin, *_, end = figures["parts"][name]

@@ -1,5 +1,5 @@
-"""Outputs in the engine and over HTTP: the actions of a vision-language-action model, and positions that are confined
-one by one."""
+"""Outputs in the engine and over HTTP: actions of a vision-language-action model, and a table whose positions have
+different ids."""
 
 import json
 from contextlib import ExitStack
@@ -25,15 +25,22 @@ from .vla import OVERRIDES, WITH_TABLES
 pytestmark = pytest.mark.timeout(600)
 
 PROMPT = "<image>pick up the can"
-REQUESTS = [
-    {"prompt": PROMPT, "multi_modal_data": {"image": Image.new("RGB", (56, 56), (shade, 128, 255 - shade))}}
-    for shade in range(0, 240, 10)
-]
+
+
+def make_request(shade: int) -> dict[str, Any]:
+    image = Image.new("RGB", (56, 56), (shade, 128, 255 - shade))
+    return {"prompt": PROMPT, "multi_modal_data": {"image": image}}
+
+
+REQUESTS = [make_request(shade) for shade in range(0, 240, 10)]
 FREE = SamplingParams(temperature=0.0, max_tokens=29, ignore_eos=True)
 EDGES = np.linspace(-1.0, 1.0, BINS)
 CENTRES = (EDGES[:-1] + EDGES[1:]) / 2
-LOW, HIGH = (np.array(STATISTICS["town"]["action"][name]) for name in ("q01", "q99"))
-LOW[-1], HIGH[-1] = -1.0, 1.0  # the gripper is not scaled
+LOW = np.array(STATISTICS["town"]["action"]["q01"])
+HIGH = np.array(STATISTICS["town"]["action"]["q99"])
+# the gripper is not scaled
+LOW[-1] = -1.0
+HIGH[-1] = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -54,52 +61,70 @@ def outputs(vla: Any, checkpoint: Path) -> Any:
     return WITH_TABLES.bind(vla.model_config.hf_config, processor.tokenizer, processor=processor).outputs
 
 
-def ids_of(llm: Any, requests: Any, params: Any) -> list[list[int]]:
+def generate(llm: Any, requests: Any, params: Any) -> list[list[list[int]]]:
+    """Return the ids of each answer of each request."""
     results = llm.generate(requests, params, use_tqdm=False)
-    return [list(part.token_ids) for result in results for part in result.outputs]
+    return [[list(output.token_ids) for output in result.outputs] for result in results]
+
+
+def generate_one_each(llm: Any, requests: Any, params: Any) -> list[list[int]]:
+    """Return the ids of the only answer of each request."""
+    ids = []
+    for answers in generate(llm, requests, params):
+        (answer,) = answers
+        ids.append(answer)
+    return ids
 
 
 def test_an_action_has_seven_tokens_whatever_the_model_would_say(vla: Any, outputs: Any) -> None:
     action = outputs["action"]
     first_padding_id = vla.model_config.hf_config.text_config.vocab_size - PADDING
-    said, *_ = ids_of(vla, REQUESTS[:1], FREE)
+    (ids_without_output,) = generate_one_each(vla, REQUESTS[:1], FREE)
     with pytest.raises(InputError, match=r"vla\.outputs\.action\[\d\]: expected an id from"):
-        action.decode(said[:7])
-    ids = ids_of(vla, REQUESTS, sampling_params(action, vla, temperature=0.0))
-    actions = [action.decode(one) for one in ids]
-    for one, array in zip(ids, actions, strict=True):
-        bins = [min(first_padding_id - 1 - token, BINS - 2) for token in one]
+        action.decode(ids_without_output[:7])
+
+    actions = []
+    for ids in generate_one_each(vla, REQUESTS, sampling_params(action, vla, temperature=0.0)):
+        array = action.decode(ids)
+        bins = [min(first_padding_id - 1 - token, BINS - 2) for token in ids]
         assert np.allclose(array, (CENTRES[bins] + 1) / 2 * (HIGH - LOW) + LOW)
         assert (action.decode(action.encode(array)) == array).all()
+        actions.append(array)
     assert len(np.unique(actions, axis=0)) > 1
 
 
 def test_each_position_of_each_request_has_its_own_ids(vla: Any, outputs: Any) -> None:
-    """Confined or not, of both outputs, several answers each, begun at different steps and moved within the batch.
-    Names that are no output, which any caller may send as `vllm_xargs`, change nothing."""
-    alone = ids_of(vla, REQUESTS, FREE)
-    wild = {"temperature": 2.0, "seed": 0, "n": 3}
-    odd = FREE.clone()
-    odd.extra_args = {"mmkit_output": ["film"]}
-    confined = [outputs["table"], outputs["action"]]
-    params = [FREE, *(sampling_params(one, vla, **wild) for one in confined), odd]
-    results = vla.generate(REQUESTS, params * (len(REQUESTS) // 4), use_tqdm=False)
-    drawn = []
-    for i, result in enumerate(results):
-        ids = [list(part.token_ids) for part in result.outputs]
-        if i % 4 in (0, 3):
-            assert ids == [alone[i]]
+    """A batch has requests with either output and without one, with several answers each. They begin at different
+    steps, and move within the batch.
+
+    Names that are no output, which any caller may send as `vllm_xargs`, change nothing.
+    """
+    ids_without_output = generate_one_each(vla, REQUESTS, FREE)
+    unknown_output = FREE.clone()
+    unknown_output.extra_args = {"mmkit_output": ["film"]}
+    table = sampling_params(outputs["table"], vla, temperature=2.0, seed=0, n=3)
+    action = sampling_params(outputs["action"], vla, temperature=2.0, seed=0, n=3)
+    params = [FREE, table, action, unknown_output] * (len(REQUESTS) // 4)
+
+    answers_of_requests = generate(vla, REQUESTS, params)
+
+    decoded = []
+    for number, answers in enumerate(answers_of_requests):
+        if params[number] is table:
+            decoded += [str(outputs["table"].decode(ids).tolist()) for ids in answers]
+        elif params[number] is action:
+            decoded += [str(outputs["action"].decode(ids).tolist()) for ids in answers]
         else:
-            drawn += [str(confined[i % 4 - 1].decode(one).tolist()) for one in ids]
-    assert len(set(drawn)) > 12, "answers differ, and so do the requests"
+            assert answers == [ids_without_output[number]]
+    assert len(set(decoded)) > 12, "answers differ, and so do the requests"
 
 
 def test_drafts_keep_to_an_output_of_one_range(
     checkpoint: Path, engines: ExitStack, outputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM makes no logits processors for speculative decoding: `allowed_token_ids` says it, or nothing does.
+    """vLLM makes no logits processors for speculative decoding: only `allowed_token_ids` can restrict the ids.
 
-    In a process of its own: n-grams import numba, beside which vLLM 0.32 starts no further engine on a CPU.
+    The engine is in another process, since n-grams import numba: after that, vLLM 0.32 starts no engine on a CPU.
     """
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
@@ -107,33 +132,50 @@ def test_drafts_keep_to_an_output_of_one_range(
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
     options = {"seed": 0, "hf_overrides": OVERRIDES, "speculative_config": drafts}
     llm = engines.enter_context(engine(checkpoint, **options))
-    for ids in ids_of(llm, REQUESTS, sampling_params(outputs["action"], llm, temperature=0.0)):
+
+    for ids in generate_one_each(llm, REQUESTS, sampling_params(outputs["action"], llm, temperature=0.0)):
         outputs["action"].decode(ids)
+
     got = "one that makes no logits processor of mmkit's, as with speculative decoding"
     sentence = f"vla.outputs.table: expected an engine that confines each position, got {got}. Start it without …"
     expect_refusal(InputError, sentence, sampling_params, outputs["table"], llm)
 
 
-def test_over_http(checkpoint: Path, tmp_path: Path) -> None:
-    """Every chunk of a session begins a new output. The server learns of the class as any process does that is spawned
-    from here."""
-    items, wild = {"image": [draw_picture(0)]}, {"temperature": 2.0, "seed": 1}
+def test_a_client_gets_decoded_outputs_of_requests_and_of_each_chunk_of_a_session(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """The server finds the class as each process does that is spawned by this one."""
+    items = {"image": [draw_picture(0)]}
+    wild = {"temperature": 2.0, "seed": 1}
     options = ("--dtype", "float32", "--block-size", "32", "--enforce-eager", "--hf-overrides", json.dumps(OVERRIDES))
     with (
         Server(checkpoint, *options, log=tmp_path / "log") as server,
         Client(server.url, timeout=240) as client,
     ):
         action, table = client.modalities().outputs
-        assert (action.tokens, action.shape, action.dtype) == (7, [7], "float64")
-        assert (table.tokens, table.shape, table.dtype) == (29, [4, 3, 2], "int64")
+        assert action.tokens == 7
+        assert action.shape == [7]
+        assert action.dtype == "float64"
+        assert table.tokens == 29
+        assert table.shape == [4, 3, 2]
+        assert table.dtype == "int64"
+
         for choice in client.generate(PROMPT, items, output="action", n=3, **wild).choices:
-            assert (choice.output.shape, choice.output.dtype) == ((7,), np.float64)
-            assert ((choice.output >= LOW) & (choice.output <= HIGH)).all()
+            assert choice.output.shape == (7,)
+            assert choice.output.dtype == np.float64
+            assert (choice.output >= LOW).all()
+            assert (choice.output <= HIGH).all()
+
         with client.session(PROMPT, items, output="table", stream=True, **wild) as session:
-            chunks = [session.first, *(session.next(prompt="and now") for _ in range(3))]
+            chunks = [session.first]
+            for _ in range(3):
+                chunks.append(session.next(prompt="and now"))
         for chunk in chunks:
-            assert (chunk.output == np.array(chunk.token_ids[:-1]).reshape(4, 7)[:, :6].reshape(4, 3, 2)).all()
+            # a row has six ids of cells and the separator
+            rows = np.array(chunk.token_ids[:-1]).reshape(4, 7)
+            assert (chunk.output == rows[:, :6].reshape(4, 3, 2)).all()
             assert set(chunk.output[..., 0].flat) <= set(range(40, 44))
         assert len({str(chunk.token_ids) for chunk in chunks}) > 1
+
         free = client.generate(PROMPT, items, max_tokens=7, temperature=0.0, ignore_eos=True)
         assert free.choices[0].output is None
