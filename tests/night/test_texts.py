@@ -1,4 +1,4 @@
-"""What a caller writes into an item, and what an encoder makes of it, ends no server."""
+"""A server survives any text of an item, and an encoder that returns too few rows."""
 
 from __future__ import annotations
 
@@ -16,32 +16,40 @@ from .texts import UNLUCKY, make_checkpoint
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_texts_that_spell_tokens_and_rows_that_are_missing(tmp_path: Path) -> None:
+def test_a_server_survives_texts_that_spell_tokens_and_rows_that_are_missing(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint")
     environment = {"MMKIT_MODULES": "tests.night.texts"}
     options = ("--dtype", "float32", "--enforce-eager", "--served-model-name", "m")
     with Server(checkpoint, *options, environment=environment, log=tmp_path / "log") as server:
 
-        def answer(text: str, first: float = 0.5) -> httpx.Response:
-            sent: dict[str, Any] = {"prompt": "x<ts>y", "sampling_params": {"max_tokens": 4, "temperature": 0}}
-            sent["items"] = {"ts": [{"values": [first] * 9, "text": text}]}
-            return httpx.post(f"{server.url}/v1/mm/generate", json=sent, timeout=120)
+        def send(text: str, value: float = 0.5) -> httpx.Response:
+            """Send an item of this text and of nine equal values."""
+            body: dict[str, Any] = {
+                "prompt": "x<ts>y",
+                "items": {"ts": [{"values": [value] * 9, "text": text}]},
+                "sampling_params": {"max_tokens": 4, "temperature": 0},
+            }
+            return httpx.post(f"{server.url}/v1/mm/generate", json=body, timeout=120)
 
-        def check_that_it_lives() -> None:
-            good = answer("mean 1.5")
-            assert good.status_code == 200, good.text
-            assert good.json()["choices"][0]["token_ids"] == expected
+        def check_that_the_server_lives() -> None:
+            answer = send("mean 1.5")
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["choices"][0]["token_ids"] == expected
             assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
 
-        expected = answer("mean 1.5").json()["choices"][0]["token_ids"]
+        expected = send("mean 1.5").json()["choices"][0]["token_ids"]
         for word in (*SPECIAL, *ADDED, "<ts_", "patch>"):
-            got = answer(f"a{word}b")
-            assert got.status_code == (400 if word in ("<ts>", "<ts_patch>") else 200), (word, got.text)
-            if got.status_code == 400:
-                assert f"texts.ts[0].text: expected a text without '{word}', which stands for an item" in got.text
-            check_that_it_lives()
-        assert answer("mean 1.5", UNLUCKY).status_code == 200
-        check_that_it_lives()
+            answer = send(f"a{word}b")
+            if word in ("<ts>", "<ts_patch>"):
+                assert answer.status_code == 400, (word, answer.text)
+                sentence = f"texts.ts[0].text: expected a text without '{word}', which stands for an item"
+                assert sentence in answer.text
+            else:
+                assert answer.status_code == 200, (word, answer.text)
+            check_that_the_server_lives()
+
+        assert send("mean 1.5", UNLUCKY).status_code == 200
+        check_that_the_server_lives()
         metrics = httpx.get(f"{server.url}/metrics", timeout=30).text
     assert 'mmkit:unsound_items_total{modality="ts"} 1.0' in metrics
     line = (

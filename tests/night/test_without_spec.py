@@ -1,10 +1,9 @@
-"""A server of a model without a spec answers as if mmkit were not installed: vLLM's own LLaVA, chat and errors."""
+"""A server of a model without a spec, vLLM's own LLaVA, gives the answers and errors that it gives without mmkit."""
 
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -18,57 +17,87 @@ from tests.engine.llava_like.bodies import save_tensor
 
 pytestmark = pytest.mark.timeout(900)
 
-OPTIONS = (
-    "--dtype float32 --block-size 32 --max-num-seqs 4 --max-model-len 512 --enforce-eager --enable-mm-embeds "
-    "--served-model-name llava --enable-auto-tool-choice --tool-call-parser hermes --num-gpu-blocks-override 64"
-)
+OPTIONS = [
+    "--dtype=float32",
+    "--block-size=32",
+    "--max-num-seqs=4",
+    "--max-model-len=512",
+    "--enforce-eager",
+    "--enable-mm-embeds",
+    "--served-model-name=llava",
+    "--enable-auto-tool-choice",
+    "--tool-call-parser=hermes",
+    "--num-gpu-blocks-override=64",
+]
 TOOL = {
     "type": "function",
     "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}},
 }
-WHAT = {"type": "text", "text": "what is it?"}
+QUESTION = {"type": "text", "text": "what is it?"}
 PHOTO = {"type": "image_url", **encode_value(draw_picture(0), "picture")}
-ROWS = {"type": "image_embeds", "image_embeds": save_tensor(torch.linspace(-1, 1, 16 * 64).view(16, 64))}
+EMBEDDINGS = {"type": "image_embeds", "image_embeds": save_tensor(torch.linspace(-1, 1, 16 * 64).view(16, 64))}
 
 
-def chat(*content: Any, route: str = "/v1/chat/completions", **more: Any) -> tuple[str, dict[str, Any]]:
-    return route, {"messages": [{"role": "user", "content": [*content]}], **more}
+class Request(NamedTuple):
+    route: str
+    body: dict[str, Any]
+
+
+class Answer(NamedTuple):
+    status: int
+    text: str
+
+
+def make_chat(*content: Any, route: str = "/v1/chat/completions", **fields: Any) -> Request:
+    return Request(route, {"messages": [{"role": "user", "content": list(content)}], **fields})
 
 
 REQUESTS = [
-    chat(WHAT),
-    chat(PHOTO, WHAT),
-    chat({**PHOTO, "uuid": "photo"}),
-    chat({"type": "image_url", "image_url": None, "uuid": "an unknown name"}),
-    chat(ROWS, WHAT),
-    chat({"type": "a part of no kind", "series": [[0.5]]}),
-    chat(WHAT, tools=[TOOL], tool_choice="auto"),
-    chat(PHOTO, WHAT, logprobs=True),
-    chat(PHOTO, WHAT, mm_processor_kwargs={"size": {"height": 1, "width": 1}}),
-    chat(PHOTO, WHAT, route="/tokenize"),
-    ("/v1/completions", {"prompt": "what is it?"}),
-    ("/v1/completions", {"prompt": [1, 3, 5]}),  # a bare placeholder
-    ("/v1/mm/generate", {"prompt": "what is it?"}),
+    make_chat(QUESTION),
+    make_chat(PHOTO, QUESTION),
+    make_chat({**PHOTO, "uuid": "photo"}),
+    make_chat({"type": "image_url", "image_url": None, "uuid": "an unknown name"}),
+    make_chat(EMBEDDINGS, QUESTION),
+    make_chat({"type": "a part of no kind", "series": [[0.5]]}),
+    make_chat(QUESTION, tools=[TOOL], tool_choice="auto"),
+    make_chat(PHOTO, QUESTION, logprobs=True),
+    make_chat(PHOTO, QUESTION, mm_processor_kwargs={"size": {"height": 1, "width": 1}}),
+    make_chat(PHOTO, QUESTION, route="/tokenize"),
+    Request("/v1/completions", {"prompt": "what is it?"}),
+    # a placeholder without an item
+    Request("/v1/completions", {"prompt": [1, 3, 5]}),
+    Request("/v1/mm/generate", {"prompt": "what is it?"}),
 ]
-NUMBERS = re.compile(r'"(id|created)":("[^"]*"|[0-9]+)')  # of an answer, of a call and of a second
+IDS_AND_TIMES = re.compile(r'"(id|created)":("[^"]*"|[0-9]+)')
+"""Ids of answers and calls, and times in seconds, which differ in each run."""
 
 
-def answers(checkpoint: Path, log: Path, **environment: str) -> Iterator[tuple[int, str]]:
-    """The status and the body, but for its numbers, of each request to ``vllm serve``."""
-    server = Server(checkpoint, *OPTIONS.split(), log=log, environment=environment)
-    rest = server._command[server._command.index("mmkit.serve") + 2 :]
-    module = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)]
-    server._command = [sys.executable, *module, *rest]
-    with server:
-        for route, body in REQUESTS:
-            sent = {"model": "llava", "max_tokens": 8, "temperature": 0.0, "ignore_eos": True, **body}
-            answer = httpx.post(f"{server.url}{route}", json=sent, timeout=120)
-            yield answer.status_code, NUMBERS.sub("", answer.text)
+def make_vllm_server(checkpoint: Path, log: Path, environment: dict[str, str]) -> Server:
+    """Return a server by vLLM's own command, with the options and the address of one by mmkit's."""
+    server = Server(checkpoint, *OPTIONS, log=log, environment=environment)
+    options = server._command[server._command.index("mmkit.serve") + 2 :]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)]
+    server._command = command + options
+    return server
+
+
+def collect_answers(checkpoint: Path, log: Path, **environment: str) -> list[Answer]:
+    """Start a server, and return its answer to each request, without ids and times."""
+    answers = []
+    with make_vllm_server(checkpoint, log, environment) as server:
+        for request in REQUESTS:
+            body = {"model": "llava", "max_tokens": 8, "temperature": 0.0, "ignore_eos": True, **request.body}
+            answer = httpx.post(f"{server.url}{request.route}", json=body, timeout=120)
+            answers.append(Answer(answer.status_code, IDS_AND_TIMES.sub("", answer.text)))
+    return answers
 
 
 def test_answers_and_errors_are_those_without_mmkit(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path)
-    alone = list(answers(checkpoint, tmp_path / "alone.log", VLLM_PLUGINS=""))
-    assert {code for code, _ in alone} >= {200, 400, 404}
-    for without, beside in zip(alone, answers(checkpoint, tmp_path / "beside.log"), strict=True):
-        assert beside == without
+
+    answers_without_mmkit = collect_answers(checkpoint, tmp_path / "without.log", VLLM_PLUGINS="")
+    answers_with_mmkit = collect_answers(checkpoint, tmp_path / "with.log")
+
+    assert {answer.status for answer in answers_without_mmkit} >= {200, 400, 404}
+    for with_mmkit, without_mmkit in zip(answers_with_mmkit, answers_without_mmkit, strict=True):
+        assert with_mmkit == without_mmkit

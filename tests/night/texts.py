@@ -1,11 +1,12 @@
-"""A language model that reads time series with a text before each, all of a request as one item.
+"""A language model that reads time series, each with a text in front of it.
 
-`process` lays out the ids of the whole item, those of the caller's texts among them. An encoder with a mistake: it
-returns a row too few for a series that begins with `UNLUCKY`.
+`process` makes the ids of a whole item, among them those of the caller's text. The encoder has a bug: it returns one
+row too few for a series that begins with `UNLUCKY`.
 """
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from mmkit import (
     select,
     tok,
 )
-from tests.unit.test_vocabulary import tokenizer
+from tests.unit.test_vocabulary import make_tokenizer
 
 UNLUCKY = 13.0
 PATCH = 4
@@ -44,14 +45,17 @@ class SeriesWithTextsConfig(LlamaConfig):
 AutoConfig.register("series_with_texts", SeriesWithTextsConfig, exist_ok=True)
 
 
-def laid_out(items: list[dict[str, Any]], scope: Any) -> dict[str, Any]:
-    """A text, and a placeholder for each patch of the series."""
+def process_series(items: list[dict[str, Any]], scope: Any) -> dict[str, Any]:
+    """Return the values of each item, and its ids: a text, and a placeholder for each patch of the series."""
+    values = []
     ids = []
-    for one in items:
-        patches = -(-len(one["values"]) // PATCH)
-        text = scope.tok.text("{}", one["text"])
-        ids.append(torch.tensor([*text, *[scope.tok["<ts_patch>"]] * patches]))
-    return {"values": [one["values"] for one in items], "laid_out": ids}
+    for item in items:
+        num_patches = math.ceil(len(item["values"]) / PATCH)
+        ids_of_text = list(scope.tok.text("{}", item["text"]))
+        placeholders = [scope.tok["<ts_patch>"]] * num_patches
+        values.append(item["values"])
+        ids.append(torch.tensor(ids_of_text + placeholders))
+    return {"values": values, "ids": ids}
 
 
 TEXTS = ModelSpec(
@@ -59,10 +63,10 @@ TEXTS = ModelSpec(
     Modality(
         "ts",
         item=Record(values=Tensor((between(1, cfg.max_steps),)), text=Text(most=200)),
-        layout=select(fields.laid_out, embed=tok["<ts_patch>"]),
+        layout=select(fields.ids, embed=tok["<ts_patch>"]),
         update=replace(tok["<ts>"]),
-        fields={"values": batched(), "laid_out": batched(hidden=True)},
-        process=laid_out,
+        fields={"values": batched(), "ids": batched(hidden=True)},
+        process=process_series,
     ),
 )
 
@@ -74,27 +78,40 @@ class SeriesWithTextsForCausalLM(MultiModalModel, LlamaForCausalLM):
         self.encoder = nn.Linear(PATCH, vllm_config.model_config.hf_config.hidden_size)
 
     def embed_ts(self, values: Any) -> list[torch.Tensor]:
-        return [self.rows(series) for series in values]
+        return [self.encode(series) for series in values]
 
-    def rows(self, series: torch.Tensor) -> torch.Tensor:
-        padded = nn.functional.pad(series, (0, -len(series) % PATCH)).reshape(-1, PATCH)
-        rows: torch.Tensor = self.encoder(padded.to(self.encoder.weight.dtype))
-        return rows[1:] if series[0] == UNLUCKY else rows
+    def encode(self, series: torch.Tensor) -> torch.Tensor:
+        """Return a row for each patch, or one row too few for an unlucky series."""
+        padding = -len(series) % PATCH
+        patches = nn.functional.pad(series, (0, padding)).reshape(-1, PATCH)
+        rows: torch.Tensor = self.encoder(patches.to(self.encoder.weight.dtype))
+        if series[0] == UNLUCKY:
+            return rows[1:]
+        return rows
 
 
 def make_checkpoint(folder: Path) -> Path:
-    """A checkpoint with random weights."""
+    """Write a checkpoint with random weights, and return its folder."""
     torch.manual_seed(0)
-    words = tokenizer("bytes")
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 512}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
+    tokenizer = make_tokenizer("bytes")
     config = SeriesWithTextsConfig(
-        vocab_size=len(words), **sizes, **heads, initializer_range=0.3, dtype="float32", eos_token_id=words.eos_token_id
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        dtype="float32",
+        eos_token_id=tokenizer.eos_token_id,
     )
     model = HuggingFaceLlama(config)
     model.encoder = nn.Linear(PATCH, 64)
     model.save_pretrained(folder)
-    config.architectures = ["SeriesWithTextsForCausalLM"]  # which saving the model sets to its own class
+    # saving the model sets this to transformers' class
+    config.architectures = ["SeriesWithTextsForCausalLM"]
     config.save_pretrained(folder)
-    words.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
