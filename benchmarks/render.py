@@ -138,11 +138,11 @@ def render_in_processes(door: Any, count: int) -> Iterator[list[int]]:
     from mmkit.vllm_api import offload
 
     renderer = door.llm.renderer
-    recipe = offload.recipe(renderer.mm_processor)
+    recipe = offload.make_recipe(renderer.mm_processor)
     with closing(RenderProcesses(recipe, count)) as processes:
         processes.wait()
         process_tokens = renderer._process_tokens_async
-        renderer._process_tokens_async = offload.with_processes(process_tokens, processes)
+        renderer._process_tokens_async = offload.wrap_process_tokens(process_tokens, processes)
         yield processes.pids
 
 
