@@ -40,17 +40,17 @@ def normalise(items: Sequence[torch.Tensor], scope: Scope) -> dict[str, list[tor
     return columns
 
 
-offset = fields.statistics[0]
-scale = fields.statistics[1]
-patch = embed(cfg.ts_token_start_index)
+OFFSET = fields.statistics[0]
+SCALE = fields.statistics[1]
+PATCH = embed(cfg.ts_token_start_index)
 
 CHATTS = ModelSpec(
     "chatts",
     Modality(
         "timeseries",
         item=Tensor((between(1, cfg.ts["max_sequence_length"]),), "float64", bound=1e30),
-        layout=tok.text("[Offset: {:.4f}|Scaled by: {:.4f}]", offset, scale)
-        + patch * ceil_div(fields.timeseries.shape[0] // 2, cfg.ts["patch_size"]),
+        layout=tok.text("[Offset: {:.4f}|Scaled by: {:.4f}]", OFFSET, SCALE)
+        + PATCH * ceil_div(fields.timeseries.shape[0] // 2, cfg.ts["patch_size"]),
         update=replace(literal(cfg.ts_token_start_index, cfg.ts_token_start_index + 1)),
         fields={
             "timeseries": batched(dtype="float32"),

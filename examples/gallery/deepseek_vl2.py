@@ -31,23 +31,23 @@ def most_tiles(resolutions: Sequence[Sequence[int]]) -> Sequence[int]:
     return max(resolutions, key=lambda size: (size[0] * size[1], size[1]))
 
 
-side = ceil_div(proc.image_size // proc.patch_size, proc.downsample_ratio)
-columns, rows = fields.images_spatial_crop[0], fields.images_spatial_crop[1]
-image = embed(tok[proc.image_token])
+SIDE = ceil_div(proc.image_size // proc.patch_size, proc.downsample_ratio)
+COLUMNS, ROWS = fields.images_spatial_crop[0], fields.images_spatial_crop[1]
+IMAGE = embed(tok[proc.image_token])
 
 DEEPSEEK_VL2 = ModelSpec(
     "deepseek_vl2",
     Modality(
         "image",
         item=Image(largest=most_tiles(cfg.candidate_resolutions)),
-        layout=image * (side * (side + 1) + 1 + rows * side * (columns * side + 1)),
+        layout=IMAGE * (SIDE * (SIDE + 1) + 1 + ROWS * SIDE * (COLUMNS * SIDE + 1)),
         update=replace(tok[proc.image_token]),
         fields={
-            "pixel_values": flat(1 + columns * rows),
+            "pixel_values": flat(1 + COLUMNS * ROWS),
             "images_spatial_crop": batched(keep_on_cpu=True),
         },
         process=hf(text=proc.image_token),
         cacheable=item.count <= 2,
-        embeds=image * item.rows,
+        embeds=IMAGE * item.rows,
     ),
 )

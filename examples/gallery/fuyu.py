@@ -30,15 +30,18 @@ from mmkit import (
     tok,
 )
 
-size, patch = kwargs.get("size", proc.image_processor.size), proc.image_processor.patch_size
-scale = minimum(1, size["height"] / item.height, size["width"] / item.width)
-columns = ceil_div(floor(item.width * scale), patch["width"])
-rows = ceil_div(floor(item.height * scale), patch["height"])
+SIZE, PATCH = kwargs.get("size", proc.image_processor.size), proc.image_processor.patch_size
+SCALE = minimum(1, SIZE["height"] / item.height, SIZE["width"] / item.width)
+COLUMNS = ceil_div(floor(item.width * SCALE), PATCH["width"])
+ROWS = ceil_div(floor(item.height * SCALE), PATCH["height"])
 
 
 @later
 def flat_patches(processor: Any) -> Callable[..., dict[str, Any]]:
-    """Called like the processor. Up to transformers 5.10 its patches have another dimension, of one."""
+    """Return a function that is called like the processor.
+
+    Up to transformers 5.10 the processor's patches have another dimension, of one.
+    """
     return lambda **inputs: {"image_patches": processor(**inputs)["image_patches"].flatten(0, -2)}
 
 
@@ -46,12 +49,12 @@ FUYU = ModelSpec(
     "fuyu",
     Modality(
         "image",
-        item=Image(largest=(size["width"], size["height"])),
-        layout=(embed(tok["|SPEAKER|"]) * columns + tok["|NEWLINE|"]) * rows + cfg.bos_token_id,
+        item=Image(largest=(SIZE["width"], SIZE["height"])),
+        layout=(embed(tok["|SPEAKER|"]) * COLUMNS + tok["|NEWLINE|"]) * ROWS + cfg.bos_token_id,
         update=[replace(tok["|ENDOFTEXT|"]), insert(at="start")],
         fields={
             "image_patches": flat(fields.patches_per_image),
-            "patches_per_image": derived(columns * rows, dtype="int64"),
+            "patches_per_image": derived(COLUMNS * ROWS, dtype="int64"),
         },
         process=hf(flat_patches(proc)),
         limit=1,

@@ -31,8 +31,10 @@ DEFAULTS = Gemma3ProcessorKwargs._defaults["images_kwargs"]
 
 @later
 def views(processor: Any) -> Callable[..., dict[str, Any]]:
-    """Return the image processor, with the defaults of the whole processor: only the former returns the number of
-    crops."""
+    """Return the image processor, with the defaults of the whole processor.
+
+    Only the image processor returns the number of crops.
+    """
 
     def process(**inputs: Any) -> dict[str, Any]:
         return dict(processor.image_processor(**(DEFAULTS | inputs)))
@@ -54,13 +56,13 @@ def option(name):
     return kwargs.get(f"pan_and_scan_{name}", DEFAULTS[f"pan_and_scan_{name}"])
 
 
-side = maximum(proc.image_processor.size["height"], option("min_crop_size"))
+SIDE = maximum(proc.image_processor.size["height"], option("min_crop_size"))
 
 GEMMA3 = ModelSpec(
     "gemma3",
     Modality(
         "image",
-        item=Image(largest=(side, side * option("max_num_crops"))),
+        item=Image(largest=(SIDE, SIDE * option("max_num_crops"))),
         layout=select(
             tok.text(image_text(proc.full_image_sequence, fields.num_crops)), embed=tok[proc.tokenizer.image_token]
         ),

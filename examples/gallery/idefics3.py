@@ -21,35 +21,35 @@ from mmkit import (
     tok,
 )
 
-size = proc.image_processor.size["longest_edge"]
-rows, columns = fields.rows[0], fields.cols[0]
-border = tok[proc.fake_image_token]
+SIZE = proc.image_processor.size["longest_edge"]
+ROWS, COLUMNS = fields.rows[0], fields.cols[0]
+BORDER = tok[proc.fake_image_token]
 
 
 def view(name):
     """One tile, or the whole image, behind its name."""
-    return literal(border, name) + embed(tok[proc.image_token]) * proc.image_seq_len
+    return literal(BORDER, name) + embed(tok[proc.image_token]) * proc.image_seq_len
 
 
 def row_of_tiles(row):
-    return each(columns, lambda column: view(tok.text("<row_{}_col_{}>", row + 1, column + 1)))
+    return each(COLUMNS, lambda column: view(tok.text("<row_{}_col_{}>", row + 1, column + 1)))
 
 
 IDEFICS3 = ModelSpec(
     "idefics3",
     Modality(
         "image",
-        item=Image(largest=(size, size)),
-        layout=each(rows, row_of_tiles, sep=tok.text("\n"), last=tok.text("\n\n"))
+        item=Image(largest=(SIZE, SIZE)),
+        layout=each(ROWS, row_of_tiles, sep=tok.text("\n"), last=tok.text("\n\n"))
         + view(tok.text("{}", proc.global_image_tag))
-        + border,
+        + BORDER,
         update=replace(tok[proc.image_token]),
         fields={
             "rows": batched(hidden=True),
             "cols": batched(hidden=True),
             "pixels": batched(hidden=True),
             "mask": batched(hidden=True),
-            "num_patches": derived(rows * columns + 1, dtype="int64", keep_on_cpu=True),
+            "num_patches": derived(ROWS * COLUMNS + 1, dtype="int64", keep_on_cpu=True),
             "pixel_values": flat(fields.num_patches, value=fields.pixels),
             "pixel_attention_mask": flat(fields.num_patches, value=fields.mask),
         },

@@ -90,8 +90,10 @@ class Tiles:
         return self.normalise(tiles)
 
     def choose_grid(self, width: int, height: int) -> tuple[int, int]:
-        """Return (columns, rows) of the nearest aspect ratio; of equally near ones the last that the image fills to a
-        half."""
+        """Return (columns, rows) of the nearest aspect ratio.
+
+        Of equally near ones it is the last that the image fills to a half.
+        """
         best = (1, 1)
         least_distance = float("inf")
         for columns, rows in self.grids:

@@ -10,8 +10,10 @@ from mmkit import Image, Modality, ModelSpec, batched, cfg, embed, hf, item, lat
 
 @later
 def best_size(height: int, width: int, sizes: Sequence[Sequence[int]]) -> Sequence[int]:
-    """Return (height, width) of the tiles that show an image with the most pixels; of several the one with the least
-    area."""
+    """Return (height, width) of the tiles that show an image with the most pixels.
+
+    Of several such sizes it is the one with the least area.
+    """
 
     def rank(size: Sequence[int]) -> tuple[int, int]:
         scale = min(size[0] / height, size[1] / width)
@@ -37,23 +39,23 @@ def largest(sizes: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     return [(width, height) for height, width in sizes]
 
 
-tower = cfg.vision_config
-sizes = cfg.image_grid_pinpoints
-side = tower.image_size // tower.patch_size
-best = best_size(item.height, item.width, sizes)
-rows = side * (best[0] // tower.image_size)
-columns = side * (best[1] // tower.image_size)
-grid = remove_padding(item.height, item.width, rows, columns)
-class_token = where(tower.model_type == "clip_vision_model", 1, 0)
-view = side**2 + class_token - where(cfg.vision_feature_select_strategy == "default", 1, 0)
+TOWER = cfg.vision_config
+SIZES = cfg.image_grid_pinpoints
+SIDE = TOWER.image_size // TOWER.patch_size
+BEST = best_size(item.height, item.width, SIZES)
+ROWS = SIDE * (BEST[0] // TOWER.image_size)
+COLUMNS = SIDE * (BEST[1] // TOWER.image_size)
+GRID = remove_padding(item.height, item.width, ROWS, COLUMNS)
+CLASS_TOKEN = where(TOWER.model_type == "clip_vision_model", 1, 0)
+VIEW = SIDE**2 + CLASS_TOKEN - where(cfg.vision_feature_select_strategy == "default", 1, 0)
 
 LLAVA_NEXT = ModelSpec(
     "llava_next",
     Modality(
         "image",
-        item=Image(largest=largest(sizes)),
+        item=Image(largest=largest(SIZES)),
         placeholder=cfg.image_token_index,
-        tokens=view + grid[0] * grid[1] + grid[0],
+        tokens=VIEW + GRID[0] * GRID[1] + GRID[0],
         fields={"pixel_values": batched(), "image_sizes": batched(keep_on_cpu=True)},
         process=hf(proc.image_processor, one_by_one=True),  # a batch is padded to the most tiles
         embeds=embed(cfg.image_token_index) * item.rows,

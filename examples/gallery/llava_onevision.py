@@ -40,8 +40,10 @@ def reduce_grid(grid: Sequence[int], side: int, max_views: int) -> tuple[int, in
 
 @later
 def largest(sizes: Sequence[Sequence[int]], patch: int, side: int, max_views: int) -> list[tuple[int, int]]:
-    """Return (width, height) of images that fill the tiles in one dimension, and in the other too, or as far as an
-    image is not made smaller."""
+    """Return (width, height) of images that fill the tiles in one dimension.
+
+    In the other one they fill the tiles, too, or as far as an image is not made smaller.
+    """
     max_pixels = int(1.1**2 * max_views * side**2) * patch**2
     images = []
     for height, width in sizes:
@@ -53,35 +55,35 @@ def largest(sizes: Sequence[Sequence[int]], patch: int, side: int, max_views: in
     return images
 
 
-tower = cfg.vision_config
-sizes = cfg.image_grid_pinpoints
-side = tower.image_size // tower.patch_size
-max_views = parse_max_views(cfg.vision_aspect_ratio)
-best = best_size(item.height, item.width, sizes)
-rows = best[0] // tower.image_size
-columns = best[1] // tower.image_size
-grid = reduce_grid(remove_padding(item.height, item.width, side * rows, side * columns), side, max_views)
-tile = (3, tower.image_size, tower.image_size)
-view = side**2 - where(cfg.vision_feature_select_strategy == "default", 1, 0)
-pooled = ceil_div(side, cfg.get("spatial_pool_stride", 2))
+TOWER = cfg.vision_config
+SIZES = cfg.image_grid_pinpoints
+SIDE = TOWER.image_size // TOWER.patch_size
+MAX_VIEWS = parse_max_views(cfg.vision_aspect_ratio)
+BEST = best_size(item.height, item.width, SIZES)
+ROWS = BEST[0] // TOWER.image_size
+COLUMNS = BEST[1] // TOWER.image_size
+GRID = reduce_grid(remove_padding(item.height, item.width, SIDE * ROWS, SIDE * COLUMNS), SIDE, MAX_VIEWS)
+TILE = (3, TOWER.image_size, TOWER.image_size)
+VIEW = SIDE**2 - where(cfg.vision_feature_select_strategy == "default", 1, 0)
+POOLED = ceil_div(SIDE, cfg.get("spatial_pool_stride", 2))
 
 LLAVA_ONEVISION = ModelSpec(
     "llava_onevision",
     Modality(
         "image",
-        item=Image(largest=largest(sizes, tower.patch_size, side, max_views)),
+        item=Image(largest=largest(SIZES, TOWER.patch_size, SIDE, MAX_VIEWS)),
         placeholder=cfg.image_token_index,
-        tokens=view + grid[0] * grid[1] + grid[0],
-        fields={"pixel_values": batched(shape=(1 + rows * columns,) + tile), "image_sizes": batched(keep_on_cpu=True)},
+        tokens=VIEW + GRID[0] * GRID[1] + GRID[0],
+        fields={"pixel_values": batched(shape=(1 + ROWS * COLUMNS,) + TILE), "image_sizes": batched(keep_on_cpu=True)},
         process=hf(proc.image_processor, one_by_one=True),  # a batch is padded to the most tiles
         embeds=embed(cfg.image_token_index) * item.rows,
     ),
     Modality(
         "video",
-        item=Video(largest=(32, tower.image_size, tower.image_size)),
+        item=Video(largest=(32, TOWER.image_size, TOWER.image_size)),
         placeholder=cfg.video_token_index,
-        tokens=item.frames * pooled**2 + 1,
-        fields={"pixel_values_videos": batched(shape=(item.frames,) + tile)},
+        tokens=item.frames * POOLED**2 + 1,
+        fields={"pixel_values_videos": batched(shape=(item.frames,) + TILE)},
         process=hf(proc.video_processor, one_by_one=True),
         embeds=embed(cfg.video_token_index) * item.rows,
     ),

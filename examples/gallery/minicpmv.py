@@ -20,8 +20,8 @@ def frame_text(processor: Any, width: int, height: int) -> str:
     return processor.get_slice_image_placeholder((width, height), 0, 1, False)
 
 
-images = proc.image_processor
-side = images.scale_resolution
+IMAGES = proc.image_processor
+SIDE = IMAGES.scale_resolution
 
 
 def vision(name, item_type, prefix, layout, kwargs):
@@ -37,15 +37,15 @@ def vision(name, item_type, prefix, layout, kwargs):
             outputs["image_sizes"]: batched(keep_on_cpu=True),
             outputs["tgt_sizes"]: batched(keep_on_cpu=True),
         },
-        process=hf(images, inputs={f"{name}s": "images"}, outputs=outputs, kwargs=kwargs, one_by_one=True),
+        process=hf(IMAGES, inputs={f"{name}s": "images"}, outputs=outputs, kwargs=kwargs, one_by_one=True),
     )
 
 
-IMAGE = select(tok.text(image_text(images, item.width, item.height, item.index)), embed=tok["<unk>"])
-FRAME = select(tok.text(frame_text(images, item.width, item.height)), embed=tok["<unk>"])
+IMAGE = select(tok.text(image_text(IMAGES, item.width, item.height, item.index)), embed=tok["<unk>"])
+FRAME = select(tok.text(frame_text(IMAGES, item.width, item.height)), embed=tok["<unk>"])
 
 MINICPMV = ModelSpec(
     "minicpmv",
-    vision("image", Image(largest=(side, side * images.max_slice_nums)), "", IMAGE, {}),
-    vision("video", Video(largest=(64, side, side)), "video_", FRAME * item.frames, {"max_slice_nums": 1}),
+    vision("image", Image(largest=(SIDE, SIDE * IMAGES.max_slice_nums)), "", IMAGE, {}),
+    vision("video", Video(largest=(64, SIDE, SIDE)), "video_", FRAME * item.frames, {"max_slice_nums": 1}),
 )

@@ -2,18 +2,18 @@
 
 from mmkit import Image, Modality, ModelSpec, batched, cfg, embed, ending_with, hf, insert, literal, proc, tok, where
 
-tower, tokenizer = cfg.vision_config, proc.tokenizer
-image = embed(cfg.image_token_index)
-begin = tokenizer.bos_token_id
+TOWER, TOKENIZER = cfg.vision_config, proc.tokenizer
+IMAGE = embed(cfg.image_token_index)
+BEGIN = TOKENIZER.bos_token_id
 
 PALIGEMMA = ModelSpec(
     "paligemma",
     Modality(
         "image",
-        item=Image(largest=(tower.image_size, tower.image_size)),
-        layout=image * (tower.image_size // tower.patch_size) ** 2 + begin,
+        item=Image(largest=(TOWER.image_size, TOWER.image_size)),
+        layout=IMAGE * (TOWER.image_size // TOWER.patch_size) ** 2 + BEGIN,
         # the tokenizer of PaliGemma 1 begins every text with the token, that of PaliGemma 2 none
-        update=insert(after=where(tokenizer.add_bos_token, begin, literal())),
+        update=insert(after=where(TOKENIZER.add_bos_token, BEGIN, literal())),
         fields={"pixel_values": batched()},
         process=hf(proc.image_processor),
         limit=1,

@@ -4,8 +4,8 @@ import torch
 
 from mmkit import Audio, Modality, ModelSpec, batched, embed, fields, hf, item, later, proc, replace
 
-extractor = proc.feature_extractor
-audio = embed(proc.audio_token_id)
+EXTRACTOR = proc.feature_extractor
+AUDIO = embed(proc.audio_token_id)
 
 
 @later
@@ -18,16 +18,16 @@ QWEN2_AUDIO = ModelSpec(
     "qwen2_audio",
     Modality(
         "audio",
-        item=Audio(largest=extractor.chunk_length * extractor.sampling_rate, rate=extractor.sampling_rate),
-        layout=audio * positions(fields.feature_attention_mask),
+        item=Audio(largest=EXTRACTOR.chunk_length * EXTRACTOR.sampling_rate, rate=EXTRACTOR.sampling_rate),
+        layout=AUDIO * positions(fields.feature_attention_mask),
         update=replace(proc.audio_token_id),
         fields={"input_features": batched(), "feature_attention_mask": batched()},
         process=hf(
-            extractor,
+            EXTRACTOR,
             inputs={"audios": "raw_speech"},
             outputs={"attention_mask": "feature_attention_mask"},
-            kwargs={"sampling_rate": extractor.sampling_rate, "return_attention_mask": True},
+            kwargs={"sampling_rate": EXTRACTOR.sampling_rate, "return_attention_mask": True},
         ),
-        embeds=audio * item.rows,
+        embeds=AUDIO * item.rows,
     ),
 )

@@ -7,7 +7,7 @@ from transformers import CLIPImageProcessor
 
 from mmkit import Image, Modality, ModelSpec, Scope, batched, cfg, embed, hf, later, literal, replace, tok
 
-size = cfg.visual["image_size"]
+SIZE = cfg.visual["image_size"]
 
 
 @later
@@ -35,11 +35,11 @@ QWEN_VL = ModelSpec(
     "qwen_vl",
     Modality(
         "image",
-        item=Image(largest=(size, size)),
-        layout=tok["<img>"] + embed(tok["<imgpad>"]) * (size // cfg.visual["patch_size"] // 2) ** 2 + tok["</img>"],
+        item=Image(largest=(SIZE, SIZE)),
+        layout=tok["<img>"] + embed(tok["<imgpad>"]) * (SIZE // cfg.visual["patch_size"] // 2) ** 2 + tok["</img>"],
         update=replace(literal(tok["<img>"], tok["</img>"])),
         fields={"pixel_values": batched()},
-        process=hf(pictures(size)),
+        process=hf(pictures(SIZE)),
         embeds=True,
     ),
     prompt=without_paths,

@@ -7,27 +7,27 @@ from typing import Any
 
 from mmkit import Audio, Modality, ModelSpec, batched, cfg, embed, fields, flat, hf, item, later, proc, replace, tok
 
-extractor, chunks = proc.audio_processor, fields.audio_num_chunks
-audio = embed(cfg.audio_token_index)
-fixed: dict[str, Any] = {"sampling_rate": extractor.sampling_rate, "include_audio_num_chunks": True}
+EXTRACTOR, CHUNKS = proc.audio_processor, fields.audio_num_chunks
+AUDIO = embed(cfg.audio_token_index)
+OPTIONS: dict[str, Any] = {"sampling_rate": EXTRACTOR.sampling_rate, "include_audio_num_chunks": True}
 
 ULTRAVOX = ModelSpec(
     "ultravox",
     Modality(
         "audio",
-        item=Audio(largest=16 * extractor.chunk_length * extractor.sampling_rate, rate=extractor.sampling_rate),
-        layout=audio * later(sum)(fields.audio_token_len),
+        item=Audio(largest=16 * EXTRACTOR.chunk_length * EXTRACTOR.sampling_rate, rate=EXTRACTOR.sampling_rate),
+        layout=AUDIO * later(sum)(fields.audio_token_len),
         update=replace(tok.text("<|audio|>")),
         fields={
-            "audio_features": flat(chunks),
-            "audio_token_len": flat(chunks),
-            "audio_lens": flat(chunks, keep_on_cpu=True),
+            "audio_features": flat(CHUNKS),
+            "audio_token_len": flat(CHUNKS),
+            "audio_lens": flat(CHUNKS, keep_on_cpu=True),
             "audio_num_chunks": batched(keep_on_cpu=True),
         },
         process=hf(
-            inputs={"audios": "audios"}, outputs={"audio_values": "audio_features"}, kwargs=fixed, one_by_one=True
+            inputs={"audios": "audios"}, outputs={"audio_values": "audio_features"}, kwargs=OPTIONS, one_by_one=True
         ),
-        embeds=audio * item.rows,
+        embeds=AUDIO * item.rows,
     ),
     tokenization_kwargs={"add_special_tokens": False},
 )

@@ -2,8 +2,8 @@
 
 from mmkit import Audio, Modality, ModelSpec, Scope, batched, cfg, hf, proc
 
-extractor = proc.feature_extractor
-window = extractor.chunk_length * extractor.sampling_rate
+EXTRACTOR = proc.feature_extractor
+WINDOW = EXTRACTOR.chunk_length * EXTRACTOR.sampling_rate
 
 
 def encoder_prompt(scope: Scope) -> list[int]:
@@ -20,11 +20,11 @@ WHISPER = ModelSpec(
     "whisper",
     Modality(
         "audio",
-        item=Audio(largest=window, rate=extractor.sampling_rate, most=window),
+        item=Audio(largest=WINDOW, rate=EXTRACTOR.sampling_rate, most=WINDOW),
         placeholder=0,
         tokens=cfg.max_source_positions,
         fields={"input_features": batched()},
-        process=hf(extractor, inputs={"audios": "raw_speech"}, kwargs={"sampling_rate": extractor.sampling_rate}),
+        process=hf(EXTRACTOR, inputs={"audios": "raw_speech"}, kwargs={"sampling_rate": EXTRACTOR.sampling_rate}),
         limit=1,
     ),
     prompt=encoder_prompt,
