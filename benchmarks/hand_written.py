@@ -1,5 +1,6 @@
-"""Classes of vLLM's processor written by hand, for modalities that vLLM has no model of: Terra's
-actions, a series, and a record of two parts. They check shapes, and nothing else.
+"""Classes of vLLM's processor written by hand, for modalities that vLLM has no model of.
+
+These are Terra's actions, a series, and a record of two parts. The classes check shapes only.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def main(
         list[str] | None, typer.Option(help="Which models; may be given several times.")
     ] = None,
 ) -> None:
-    """The cost of generated processors, as ratios to vLLM's own."""
+    """Measure the cost of generated processors, as ratios to vLLM's own."""
     figures: dict[str, dict[str, Any]] = {}
     for name in measure.show_progress(systems or [*SYSTEMS, *KINDS], "overhead"):
         figures[name] = measure_system(name, rounds)

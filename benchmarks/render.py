@@ -74,7 +74,7 @@ def main(
         list[int] | None, typer.Option(help="Render processes; may be given several times.")
     ] = None,
 ) -> None:
-    """Requests per second of a renderer, as ratios to vLLM's hand-written class."""
+    """Measure the requests per second of a renderer, as ratios to vLLM's hand-written class."""
     counts = processes or [1, 2]
     figures: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="mmkit-bench-") as folder:

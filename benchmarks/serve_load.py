@@ -54,7 +54,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=2, help="Rounds of each kind, in turns.")] = 6,
     stream: Annotated[bool, typer.Option(help="Stream tokens, one event each.")] = False,
 ) -> None:
-    """Requests per second and latencies of N clients, through the door and directly."""
+    """Measure requests per second and latencies of N clients, through the door and directly."""
     import uvloop
 
     figures = uvloop.run(measure_all(clients or [1, 4, 16, 64], requests, rounds, stream))

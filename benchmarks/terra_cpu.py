@@ -38,7 +38,7 @@ def main(
         list[int] | None, typer.Option(help="Videos at once; may be given several times.")
     ] = None,
 ) -> None:
-    """Steps and milliseconds per frame, and how many times as fast drafts of frames are."""
+    """Measure steps and milliseconds per frame, and how many times as fast drafts of frames are."""
     with ExitStack() as stack:
         # vLLM starts one engine on a CPU per process
         processes = {}

@@ -60,8 +60,9 @@ RUN_KEY = b"mmkit"
 
 
 class Worker(Protocol):
-    """The work of an actor: a class at the top of a module that all nodes can import. Each actor
-    makes one instance.
+    """The work of an actor: a class at the top of a module that all nodes can import.
+
+    Each actor makes one instance.
 
     Attributes:
         schema: the columns of an answer, without `id` and `error`.

@@ -114,8 +114,10 @@ class LlavaLikeForConditionalGeneration(
         return MultiModelKeys.from_string_field("language_model.", "multi_modal_projector.", "vision_tower.")
 
     def get_mm_lora_token_counts(self, *, num_mm_embeds: int, **_: Any) -> tuple[int, int]:
-        """Return the positions that the tower and the projector compute for an image. The tower always has a class
-        token."""
+        """Return the positions that the tower and the projector compute for an image.
+
+        The tower always has a class token.
+        """
         return num_mm_embeds + (self.config.vision_feature_select_strategy == "default"), num_mm_embeds
 
     def embed_image(self, pixel_values: torch.Tensor) -> torch.Tensor:

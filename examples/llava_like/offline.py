@@ -10,7 +10,7 @@ from . import ARCHITECTURE
 
 @contextmanager
 def engine(model: Path, *, use_vllm_class: bool = False, **options: Any) -> Iterator[Any]:
-    """A `vllm.LLM` that ends with the block, its processes with it.
+    """Start a `vllm.LLM` that ends with the block, its processes with it.
 
     Args:
         model: folder of the checkpoint.

@@ -23,7 +23,7 @@ class Reference:
 
     @torch.inference_mode()
     def answer(self, text: str, images: Sequence[Image.Image], max_tokens: int = 16) -> list[int]:
-        """The greedy answer to one prompt, as token ids."""
+        """Return the greedy answer to one prompt, as token ids."""
         inputs = self.processor(text=text, images=list(images) or None, return_tensors="pt")
         length = inputs["input_ids"].shape[1]
         generated = self.model.generate(**inputs, max_new_tokens=max_tokens, min_new_tokens=max_tokens, do_sample=False)

@@ -10,7 +10,7 @@ from .waves import ANSWER_WORDS, PROMPT
 
 @contextmanager
 def engine(checkpoint: Path | str, **options: Any) -> Iterator[Any]:
-    """A `vllm.LLM` that ends with the block.
+    """Start a `vllm.LLM` that ends with the block.
 
     Args:
         checkpoint: its folder.

@@ -27,7 +27,7 @@ class Wave:
 
 
 def make_wave(seed: int) -> Wave:
-    """A wave of a random shape, period, length, phase, height, scale and noise, the same for equal seeds."""
+    """Return a wave of random shape, period, length, phase, height, scale and noise, equal for equal seeds."""
     rng = np.random.default_rng(seed)
     shape, period = rng.choice(SHAPES), int(rng.choice(PERIODS))
     phase = (np.arange(rng.choice(STEPS)) / period + rng.random()) % 1.0

@@ -17,7 +17,7 @@ def decode_frame(ids: np.ndarray, scope: Scope) -> np.ndarray:
 
 
 def encode_frame(array: np.ndarray, scope: Scope) -> np.ndarray:
-    """The image tokens of a picture."""
+    """Return the image tokens of a picture."""
     return array if scope.cfg.image_tokenizer is None else _world(scope).tokens(array[None])[0]
 
 

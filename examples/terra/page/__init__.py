@@ -39,15 +39,17 @@ class TerraPage:
 
 @router.get("/terra", response_class=FileResponse)
 async def page(request: Request) -> FileResponse:
-    """The page."""
+    """Return the page."""
     _config(request)
     return FileResponse(PAGE, media_type="text/html", headers={"Cache-Control": "no-cache"})
 
 
 @router.get("/terra/world")
 def world(request: Request, seed: Annotated[int, Query(ge=0)] = 0) -> dict[str, Any]:
-    """Where a drive begins: what the session is told first, the picture of the last frame that is known, and how the
-    vehicle is steered."""
+    """Return where a drive begins.
+
+    That is what the session gets first, the picture of the last frame of the context, and how the vehicle is steered.
+    """
     config = _config(request)
     here = load_world(config)
     if not isinstance(here, TownWorld):
@@ -57,19 +59,20 @@ def world(request: Request, seed: Annotated[int, Query(ge=0)] = 0) -> dict[str, 
         "frames": episode.frames[:CONTEXT_FRAMES].tolist(),
         "actions": episode.actions[:CONTEXT_FRAMES].tolist(),
         "placeholder": [config.pad_token_id] * config.num_action_tokens,
-        "picture": png(episode.pictures[CONTEXT_FRAMES - 1]),
+        "picture": encode_png(episode.pictures[CONTEXT_FRAMES - 1]),
         "steering": here.steering(episode, CONTEXT_FRAMES),
     }
 
 
-def png(picture: np.ndarray) -> str:
-    """A picture, uint8 (height, width, 3), as base64 of a PNG file."""
+def encode_png(picture: np.ndarray) -> str:
+    """Return a picture, uint8 (height, width, 3), as base64 of a PNG file."""
     file = io.BytesIO()
     Image.fromarray(picture).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
 
 
 def _config(request: Request) -> Any:
+    """Return the config of the model that is served, if it is a Terra."""
     config = getattr(request.app.state, "terra", None)
     if config is None:
         raise HTTPException(404, "terra: expected a server of Terra, got one of another model.")
