@@ -138,6 +138,7 @@ words:
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tools.names
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -210,7 +210,7 @@ def read_result(side: Side, request: Request) -> Any:
     """Return the outcome of a request, without the hashes, which each side makes in its way."""
     from mmkit.testing import vllm_path
 
-    outcome = vllm_path.read_outcome(render(side, request))
+    outcome = vllm_path.collect_outcome(render(side, request))
     # the features have the hashes, too
     return replace(outcome, hashes={}, features={})
 

@@ -247,10 +247,10 @@ class _Process:
         answer = self._pool.submit(_process_in_worker, message, list(self._spare_files))
         fields: dict[str, ProcessedFields] = {}
         for name, messages in answer.result(PATIENCE).items():
-            fields[name] = [self._read_answer(message) for message in messages]
+            fields[name] = [self._receive_answer(message) for message in messages]
         return fields
 
-    def _read_answer(self, message: _Message) -> Any:
+    def _receive_answer(self, message: _Message) -> Any:
         size = max((span.end for span in message.spans), default=0)
         memory = torch.from_file(message.path, shared=True, size=size, dtype=torch.uint8).numpy()
         # the value refers to this array, and the file is written again once nobody has the value:

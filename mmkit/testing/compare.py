@@ -186,8 +186,8 @@ def _find_difference(of_class: vllm_path.Outcome, of_spec: vllm_path.Outcome | s
         return f"The class takes what the spec refuses: {of_spec}"
     difference = find_difference(replace(of_class, hashes={}), replace(of_spec, hashes={}))
     if difference is None:
-        kinds_of_class = vllm_path.read_field_kinds(of_class)
-        kinds_of_spec = vllm_path.read_field_kinds(of_spec)
+        kinds_of_class = vllm_path.list_field_kinds(of_class)
+        kinds_of_spec = vllm_path.list_field_kinds(of_spec)
         difference = find_difference(kinds_of_class, kinds_of_spec, "field kinds")
     if difference is None:
         return None

@@ -17,7 +17,7 @@ from ..plan.placement import ItemLayout
 from ..vllm_api import compat
 from ..vllm_api.compat import find
 from ..vllm_api.pipeline import Request, has_pipeline
-from .vllm_path import Data, apply_inputs, mask_flags, parse_items, read_outcome
+from .vllm_path import Data, apply_inputs, collect_outcome, mask_flags, parse_items
 
 _PromptIndex = find(
     "multimodal.processing.processor:PromptIndex", "multimodal.processing:PromptIndex"
@@ -71,7 +71,7 @@ def find_updates(
     updates = processor._get_mm_prompt_updates(processed.items, kwargs, processed.kwargs_items)
     if name not in updates:
         return [_NO_UPDATE for _ in values]
-    return [_read_update(processor, alternatives) for alternatives in updates[name]]
+    return [_convert_update(processor, alternatives) for alternatives in updates[name]]
 
 
 _NO_UPDATE = ItemUpdate([], [], (), True, [], [])
@@ -85,10 +85,10 @@ def _find_updates_of_spec(
 ) -> list[ItemUpdate]:
     items = parse_items(processor, data).make_items({})
     processor.pipeline.process_and_lay_out(Request([], items, options=kwargs), items)
-    return [_read_update_of_spec(item.layout) for item in items]
+    return [_convert_update_of_spec(item.layout) for item in items]
 
 
-def _read_update_of_spec(layout: ItemLayout) -> ItemUpdate:
+def _convert_update_of_spec(layout: ItemLayout) -> ItemUpdate:
     update, target = layout.updates[0]
     is_inserted = isinstance(update, Insert)
     prefix: list[int] = []
@@ -143,7 +143,7 @@ def process_items(processor: Any, data: Data, kwargs: Data) -> ProcessedItems:
     return ProcessedItems(fields, config, kwargs_items, items)
 
 
-def _read_update(processor: Any, alternatives: Sequence[Any]) -> ItemUpdate:
+def _convert_update(processor: Any, alternatives: Sequence[Any]) -> ItemUpdate:
     """Read vLLM's resolved updates of one item."""
     first = alternatives[0]
     layout = _encode_sequence(processor, first.content.full)
@@ -257,7 +257,7 @@ def find_most_rows(processor: Any, name: str) -> MostRows:
         else:
             result = apply_inputs(processor, inputs)
     dummy = 0
-    for item_range in read_outcome(result).ranges.get(name, []):
+    for item_range in collect_outcome(result).ranges.get(name, []):
         dummy += sum(item_range.mask)
     by_modality = info.get_mm_max_tokens_per_item(seq_len, counts) or {}
     scheduled = by_modality.get(name)

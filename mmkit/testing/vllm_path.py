@@ -147,12 +147,12 @@ def run(
             items = parse_items(processor, data)
         with _use_cache(processor, None):
             result = processor(prompt, items, hf_processor_mm_kwargs=options)
-        return read_outcome(result)
+        return collect_outcome(result)
     sender = None
     if caches is not None:
         sender = caches.sender
     result = render(processor, prompt, data, options, sender, uuids)
-    return read_outcome(result, caches)
+    return collect_outcome(result, caches)
 
 
 def render(
@@ -239,7 +239,7 @@ def _tokenize_as_renderer(processor: Any, prompt: str, data: Data) -> list[int]:
 # -- results ---------------------------------------------------------------------------------------
 
 
-def read_outcome(result: Any, caches: Caches | None = None) -> Outcome:
+def collect_outcome(result: Any, caches: Caches | None = None) -> Outcome:
     """Read the outcome of a request from the result in vLLM's form.
 
     Args:
@@ -249,7 +249,7 @@ def read_outcome(result: Any, caches: Caches | None = None) -> Outcome:
     """
     ranges: dict[str, list[ItemRange]] = {}
     for name, positions in result["mm_placeholders"].items():
-        ranges[name] = [_read_range(position) for position in positions]
+        ranges[name] = [_make_range(position) for position in positions]
     hashes: dict[str, list[str]] = {}
     for name, of_modality in result["mm_hashes"].items():
         hashes[name] = list(of_modality)
@@ -279,7 +279,7 @@ def read_fields(modality: str, item: Any) -> dict[str, Any]:
     return values
 
 
-def read_field_kinds(outcome: Outcome) -> dict[str, list[dict[str, str]]]:
+def list_field_kinds(outcome: Outcome) -> dict[str, list[dict[str, str]]]:
     """Return how vLLM batches the fields of an outcome, by modality, item and field."""
     kinds: dict[str, list[dict[str, str]]] = {}
     for name, of_modality in outcome.fields.items():
@@ -300,7 +300,7 @@ def mask_flags(mask: Any, length: int) -> tuple[bool, ...]:
     return tuple(bool(flag) for flag in mask)
 
 
-def _read_range(position: Any) -> ItemRange:
+def _make_range(position: Any) -> ItemRange:
     mask = mask_flags(position.is_embed, position.length)
     return ItemRange(position.offset, position.length, mask)
 

@@ -176,7 +176,7 @@ def _check_foreign_fields(plan: Plan, prompt: Mapping[str, Any], is_trusted: boo
             len(prompt["prompt_token_ids"]),
             f"{where}.{name}",
         )
-        fields = [_read_fields(item) for item in items]
+        fields = [_list_fields(item) for item in items]
         for index, fields_of_item in enumerate(fields):
             _check_finite_fields(fields_of_item, f"{where}.{name}[{index}]")
         modality.check_forms(fields)
@@ -202,7 +202,7 @@ def _check_names_and_ranges(
         raise InputError(where, expected, f"{sorted(names)} and {list(ranges)}")
 
 
-def _read_fields(item: Mapping[str, Any] | None) -> dict[str, Any]:
+def _list_fields(item: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the values of an item's fields, by name; none of an item that the engine has."""
     return {key: getattr(element, "data", element) for key, element in (item or {}).items()}
 

@@ -106,7 +106,7 @@ class ItemHasher:
         data: Any
         if isinstance(value, Image) and value.palette is None:
             form = f"{value.mode} {value.size}"
-            data = _read_pixels(value)
+            data = _get_pixels(value)
         elif isinstance(value, dict):
             hashes = {name: self._hash_content(prefix, part) for name, part in value.items()}
             if None in hashes.values():
@@ -118,10 +118,10 @@ class ItemHasher:
             data = value.encode()
         elif isinstance(value, torch.Tensor):
             form = f"{value.dtype} {tuple(value.shape)}"
-            data = _read_bytes(_as_array(value))
+            data = _get_bytes(_as_array(value))
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
             form = f"{value.dtype.str} {value.shape}"
-            data = _read_bytes(value)
+            data = _get_bytes(value)
         elif hasattr(value, "getbands") and hasattr(value, "io_config"):
             # vLLM's loader keeps the file, and how it was converted
             form = f"file {value.io_config}"
@@ -140,7 +140,7 @@ def _number_items(together: str, count: int) -> list[str]:
     return [f"{together}-{number}-of-{count}" for number in range(1, count + 1)]
 
 
-def _read_pixels(image: Image) -> bytes:
+def _get_pixels(image: Image) -> bytes:
     """Return the bytes of an image, as `tobytes` does, but in one piece.
 
     `tobytes` joins pieces of 64 KiB, which takes seven times as long for an image of 336 x 336
@@ -160,7 +160,7 @@ def _as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return tensor.numpy()
 
 
-def _read_bytes(array: np.ndarray[Any, Any]) -> Any:
+def _get_bytes(array: np.ndarray[Any, Any]) -> Any:
     """Return the bytes of an array; those of a large one are not copied."""
     if array.nbytes < _VIEW_THRESHOLD or not array.flags.c_contiguous:
         return array.tobytes()

@@ -122,21 +122,21 @@ def _compare(ours: Callable[..., Any], theirs: Any, method: str) -> _Difference 
 def _is_called(name: str) -> bool:
     """Return whether vLLM calls a method anywhere, except by ``super()`` in an override."""
     call = f".{name}("
-    for text in _read_callers():
+    for text in _find_callers():
         if text.count(call) > text.count(f"super(){call}"):
             return True
     return False
 
 
-def _read_callers() -> Iterator[str]:
+def _find_callers() -> Iterator[str]:
     root = Path(vllm.__file__).parent
     for pattern in _CALLERS:
         for path in sorted(root.glob(pattern)):
-            yield _read_file(path)
+            yield _parse_file(path)
 
 
 @cache
-def _read_file(path: Path) -> str:
+def _parse_file(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 

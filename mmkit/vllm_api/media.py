@@ -237,7 +237,7 @@ def check_sound(samples: Any, rate: float, data: bytes) -> None:
         # FFmpeg reads the bytes of its samples in the other order: noise, and no error
         remedy = "Send a WAV file that begins with RIFF, or samples."
         raise InputError("audio", "a file that torchcodec decodes", "big-endian WAV", remedy)
-    header = read_sound_header(data)
+    header = parse_sound_header(data)
     if header is None:
         return
     if header.is_exact:
@@ -251,18 +251,18 @@ def check_sound(samples: Any, rate: float, data: bytes) -> None:
         raise InputError("audio", expected, got, "Send a whole file as WAV or FLAC, or samples.")
 
 
-def read_sound_header(data: bytes) -> SoundHeader | None:
+def parse_sound_header(data: bytes) -> SoundHeader | None:
     """Return what the header of a file of audio says; None where nothing here can read it."""
     try:
         soundfile: Any = import_module("soundfile")
         info = soundfile.info(io.BytesIO(data))
     except Exception:  # it is not installed, or does not know the file
-        return _read_header_by_av(data)
+        return _parse_header_by_av(data)
     is_exact = info.format in EXACT_FORMATS and info.subtype.startswith(EXACT_SUBTYPES)
     return SoundHeader(info.channels, info.samplerate, info.frames, is_exact)
 
 
-def _read_header_by_av(data: bytes) -> SoundHeader | None:
+def _parse_header_by_av(data: bytes) -> SoundHeader | None:
     """Return what PyAV reads in the header of a file of audio, if it states a duration."""
     try:
         av: Any = import_module("av")

@@ -74,14 +74,14 @@ def picture() -> np.ndarray[Any, Any]:
     return pixels
 
 
-def _saved(image: Any, form: str, **options: Any) -> bytes:
+def _save(image: Any, form: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, form, **options)
     return buffer.getvalue()
 
 
 def _picture_file(name: str, image: Any, form: str, expected: Any = None, **options: Any) -> File:
-    return File(name, f"image/{form.lower()}", _saved(image, form, **options), expected)
+    return File(name, f"image/{form.lower()}", _save(image, form, **options), expected)
 
 
 def _in_mode(mode: str) -> Any:
@@ -129,7 +129,7 @@ def _orientations() -> Iterator[File]:
     for number, turn in enumerate(TURNS, 1):
         exif = Image.Exif()
         exif[ORIENTATION] = number
-        stored = np.asarray(Image.open(io.BytesIO(_saved(image, "JPEG", quality=95))))
+        stored = np.asarray(Image.open(io.BytesIO(_save(image, "JPEG", quality=95))))
         yield _picture_file(f"orientation {number} JPEG", image, "JPEG", turn(stored), exif=exif, quality=95)
     exif = Image.Exif()
     exif[ORIENTATION] = 6
@@ -180,10 +180,10 @@ def _special_pictures() -> Iterator[File]:
 def _broken_pictures() -> Iterator[File]:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
     for form in ("JPEG", "PNG", "TIFF", "WEBP", "GIF"):
-        whole = _saved(noise, form)
+        whole = _save(noise, form)
         mime = f"image/{form.lower()}"
         yield File(f"cut {form}", mime, whole[: len(whole) * 2 // 3], REFUSED)
-    whole = _saved(noise, "PNG")
+    whole = _save(noise, "PNG")
     damaged = bytearray(whole)
     damaged[len(whole) // 2] ^= 0xFF
     yield File("damaged PNG", "image/png", bytes(damaged), REFUSED)
@@ -278,9 +278,9 @@ def special_sounds(samples: np.ndarray[Any, Any]) -> list[File]:
     for rate in (8000, 11025, 16000, 22050, 44100, 48000):
         resampled = soxr.resample(samples, RATE, rate)
         files.append(sound("16 bits", resampled, rate)._replace(name=f"{rate} Hz"))
-    one = sound("16 bits", samples[:1])
+    shortest = sound("16 bits", samples[:1])
     none = sound("16 bits", samples[:0])
-    files += [one._replace(name="one sample"), none._replace(name="no sample", expected=REFUSED)]
+    files += [shortest._replace(name="one sample"), none._replace(name="no sample", expected=REFUSED)]
     whole = sound("16 bits", samples)
     files.append(whole._replace(name="cut in its samples", data=whole.data[: len(whole.data) // 2], expected=None))
     files.append(whole._replace(name="cut in its header", data=whole.data[:30], expected=REFUSED))
@@ -342,7 +342,7 @@ def video(
 
 def _animation(form: str) -> bytes:
     frames = [Image.fromarray(_frame(number)) for number in range(FRAMES)]
-    return _saved(frames[0], form, save_all=True, append_images=frames[1:], duration=100)
+    return _save(frames[0], form, save_all=True, append_images=frames[1:], duration=100)
 
 
 def videos() -> list[File]:

@@ -149,15 +149,15 @@ class Routes:
         assert answer.usage is not None
         return answer.usage.prompt_tokens, *answer.choices[0].token_ids
 
-    def rendered(self, value: Any) -> tuple[list[int], dict[str, torch.Tensor]]:
+    def render(self, value: Any) -> tuple[list[int], dict[str, torch.Tensor]]:
         """Return the ids and the fields that the engine gets of a prompt with an item."""
         request = {"prompt": self.prompt, "multi_modal_data": {self.modality: [value]}}
         (result,) = self.llm.llm_engine.renderer.render_cmpl([request], skip_mm_cache=True)
         (item,) = result["mm_kwargs"][self.modality]
         return result["prompt_token_ids"], {name: field.data for name, field in item.items()}
 
-    def trained(self, value: Any) -> tuple[list[int], dict[str, torch.Tensor]]:
-        """Return the same of the processor of training."""
+    def prepare_for_training(self, value: Any) -> tuple[list[int], dict[str, torch.Tensor]]:
+        """Return the ids and the fields of the processor of training."""
         batch = self.processor(self.prompt, **{self.modality: [value]})
         fields = {name: batch[name] for name in self.processor.plan.modalities[self.modality].fields}
         return batch["input_ids"][0].tolist(), fields
@@ -189,16 +189,16 @@ def check_file(routes: Routes, file: File, value: Any) -> Answer:
         assert file.expected is None or isinstance(file.expected, str), (file.name, refusals)
         if value is not None:
             with pytest.raises(InputError):
-                routes.trained(value)
+                routes.prepare_for_training(value)
         return next(iter(refusals.values()))
     assert not isinstance(file.expected, str), (file.name, answers)
     assert len(set(answers.values())) == 1, (file.name, answers)
     if value is not None:
-        ids, fields = routes.rendered(value)
-        own_ids, own = routes.trained(value)
-        assert ids == own_ids
-        for name in own:
-            assert_equal(own[name], fields[name], routes.processor, f"{file.name}: {name}")
+        ids, fields = routes.render(value)
+        training_ids, training_fields = routes.prepare_for_training(value)
+        assert ids == training_ids
+        for name in training_fields:
+            assert_equal(training_fields[name], fields[name], routes.processor, f"{file.name}: {name}")
     return next(iter(answers.values()))
 
 
@@ -211,8 +211,8 @@ def pictures(engines: ExitStack, tmp_path_factory: pytest.TempPathFactory) -> It
     checkpoint = make_checkpoint(folder / "checkpoint")
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     llm = engines.enter_context(engine(checkpoint, seed=0, enforce_eager=True))
-    own = AutoProcessor.from_pretrained(checkpoint)
-    processor = LLAVA_LIKE.hf_processor(AutoConfig.from_pretrained(checkpoint), tokenizer, processor=own)
+    hf_processor = AutoProcessor.from_pretrained(checkpoint)
+    processor = LLAVA_LIKE.hf_processor(AutoConfig.from_pretrained(checkpoint), tokenizer, processor=hf_processor)
     overrides = json.dumps({"architectures": [ARCHITECTURE]})
     options = (*SERVED, "--block-size", "32", "--hf-overrides", overrides)
     with Server(checkpoint, *options, environment=IN_ITS_PROCESSES, log=folder / "log") as server:
@@ -237,8 +237,8 @@ def test_pictures(pictures: Routes) -> None:
         if isinstance(answer, str):
             refused += 1
         elif isinstance(file.expected, np.ndarray):
-            seen = pictures.processor.plan.modalities["image"].item.convert(read_picture(file), "image")
-            difference = np.abs(np.asarray(seen).astype(float) - file.expected)
+            converted = pictures.processor.plan.modalities["image"].item.convert(read_picture(file), "image")
+            difference = np.abs(np.asarray(converted).astype(float) - file.expected)
             assert difference.max() <= 1, file.name
     assert refused >= 10
 
@@ -367,8 +367,8 @@ def test_every_coding_of_clips_has_the_right_answers(sounds: Routes, name: str) 
         body = {"model": "m", "messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 16}
         response = httpx.post(f"{sounds.server.url}/v1/chat/completions", json=body, timeout=120)
         assert response.status_code == 200, response.text
-        told: str = response.json()["choices"][0]["message"]["content"]
-        return told == answer
+        text: str = response.json()["choices"][0]["message"]["content"]
+        return text == answer
 
     with ThreadPoolExecutor(4) as pool:
         right = sum(pool.map(is_right, range(FIRST_TRAINING_SEED - COUNT, FIRST_TRAINING_SEED)))
@@ -390,8 +390,8 @@ def test_files_are_refused_where_nothing_decodes_them(ear: Ear) -> None:
             for refusal in (routes._http_chat(part), routes._http_generate({"audio_url": {"url": url}})):
                 assert isinstance(refusal, str), (name, refusal)
                 assert remedy in refusal
-        told = client.generate(prompt, {"audio": [samples]}, max_tokens=16, temperature=0.0)
-        assert told.choices[0].text == answer
+        completion = client.generate(prompt, {"audio": [samples]}, max_tokens=16, temperature=0.0)
+        assert completion.choices[0].text == answer
 
 
 # -- videos ------------------------------------------------------------------------------------------------------------
@@ -407,8 +407,8 @@ def videos(engines: ExitStack, tmp_path_factory: pytest.TempPathFactory) -> Iter
     folder = tmp_path_factory.mktemp("videos")
     checkpoint = moving.make_checkpoint(folder / "checkpoint")
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    own = AutoProcessor.from_pretrained(checkpoint)
-    processor = moving.QWEN2_VL.hf_processor(AutoConfig.from_pretrained(checkpoint), tokenizer, processor=own)
+    hf_processor = AutoProcessor.from_pretrained(checkpoint)
+    processor = moving.QWEN2_VL.hf_processor(AutoConfig.from_pretrained(checkpoint), tokenizer, processor=hf_processor)
     llm = engines.enter_context(engine(checkpoint, use_vllm_class=True, enforce_eager=True, seed=0, max_model_len=2048))
     environment = {**IN_ITS_PROCESSES, "MMKIT_MODULES": moving.__name__}
     options = (*SERVED, "--max-model-len", "2048")

@@ -114,41 +114,44 @@ def ask(door: httpx.Client, action: Any, name: str | None = None, salt: str = ""
     return answer["error"]["message"] if "error" in answer else answer["choices"][0]["token_ids"]
 
 
-def by_copy(server: Server, name: str) -> list[float]:
-    """A metric of vLLM of each copy."""
+def get_metric_of_copies(server: Server, name: str) -> list[float]:
+    """Return a metric of vLLM for each copy."""
     lines = httpx.get(f"{server.url}/metrics", timeout=WAIT).text.splitlines()
-    own = [[line for line in lines if f'engine="{copy}"' in line] for copy in range(COPIES)]
-    return [parse_metrics("\n".join(of_copy))[name] for of_copy in own]
+    values = []
+    for copy in range(COPIES):
+        lines_of_copy = [line for line in lines if f'engine="{copy}"' in line]
+        values.append(parse_metrics("\n".join(lines_of_copy))[name])
+    return values
 
 
 def test_a_server_that_has_not_processed_an_item_does_not_know_it_by_its_name(doors: list[httpx.Client]) -> None:
     """Nor does another tenant."""
-    one, two = doors
+    first_door, second_door = doors
     first = ACTIONS[0, 0].tolist()
-    ids = ask(one, first)
+    ids = ask(first_door, first)
     unknown = (
         "terra.actions[0]: expected a (6, 3) float32 tensor, got None, and no such item in the cache. "
         "Send the item itself."
     )
-    assert ask(one, first, "a name") == ask(one, None, "a name") == ids
-    assert ask(two, None, "a name") == unknown
-    assert ask(two, first, "a name") == ask(two, None, "a name") == ids
+    assert ask(first_door, first, "a name") == ask(first_door, None, "a name") == ids
+    assert ask(second_door, None, "a name") == unknown
+    assert ask(second_door, first, "a name") == ask(second_door, None, "a name") == ids
     assert [ask(door, None, "a name", salt="another tenant") for door in doors] == [unknown, unknown]
 
 
 def test_a_request_may_ask_for_the_copy_that_has_its_prefix(server: Server, doors: list[httpx.Client]) -> None:
     action = ACTIONS[5, 5].tolist()
     for copy in range(COPIES):
-        before = by_copy(server, "vllm:prefix_cache_queries_total")
+        before = get_metric_of_copies(server, "vllm:prefix_cache_queries_total")
         for door in doors:
             ask(door, action, **{"X-data-parallel-rank": str(copy)})
-        asked = np.subtract(by_copy(server, "vllm:prefix_cache_queries_total"), before)
-        assert asked.tolist() == [len(doors) * LAID_OUT * (other == copy) for other in range(COPIES)]
+        queries = np.subtract(get_metric_of_copies(server, "vllm:prefix_cache_queries_total"), before)
+        assert queries.tolist() == [len(doors) * LAID_OUT * (other == copy) for other in range(COPIES)]
     assert "data_parallel_rank 2 is out of range" in ask(doors[0], action, **{"X-data-parallel-rank": "2"})
 
 
-def opened(client: Client, stack: ExitStack, episode: int, options: dict[str, Any]) -> Any:
-    """A session at the API server, among several, that has a place left."""
+def open_session(client: Client, stack: ExitStack, episode: int, options: dict[str, Any]) -> Any:
+    """Return a session at the API server, among several, that has a place left."""
     while True:
         with suppress(RequestError):
             return stack.enter_context(client.session(*context(episode), **options))
@@ -157,7 +160,7 @@ def opened(client: Client, stack: ExitStack, episode: int, options: dict[str, An
 def test_sessions_stay_with_the_copy_that_has_their_prefix(server: Server) -> None:
     expected = generate_by_reference(3, 4, episodes=MOST).tolist()
     with open_client(server) as client, ExitStack() as stack:
-        sessions = [opened(client, stack, episode, FRAME) for episode in range(MOST)]
+        sessions = [open_session(client, stack, episode, FRAME) for episode in range(MOST)]
         assert scrape_metrics(server)["mmkit:sessions_open"] == MOST
         with pytest.raises(
             RequestError, match=f"session: expected at most {MOST // COPIES} open at once, got one more."
@@ -220,8 +223,8 @@ def test_an_encoder_apart(tmp_path: Path) -> None:
         for path in files[1] - files[0]:
             shutil.copy(other, path)
         answer = generator.generate(prompt, {"actions": ACTIONS[2, :3] + np.float32(0.001)}, **FRAME)
-        standing = rollouts.generate_by_reference(FRAMES[2:3], np.full_like(ACTIONS[2:3], -3), 1)[0, 0].tolist()
-        assert answer.choices[0].token_ids == standing != expected[2][0]
+        expected_tokens = rollouts.generate_by_reference(FRAMES[2:3], np.full_like(ACTIONS[2:3], -3), 1)[0, 0].tolist()
+        assert answer.choices[0].token_ids == expected_tokens != expected[2][0]
 
 
 @pytest.mark.parametrize("killed", ["APIServer_1", "EngineCore_DP1", "DPCoordinator"])

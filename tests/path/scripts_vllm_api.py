@@ -10,8 +10,8 @@ import sys
 import warnings
 
 
-def said(folder: str) -> list[str]:
-    """The module that was imported, or the error; and the warnings."""
+def import_mmkit(folder: str) -> list[str]:
+    """Return the module that was imported, or the error; and the warnings."""
     for name in [name for name in sys.modules if name.startswith(("vllm.multimodal", "mmkit"))]:
         del sys.modules[name]
     sys.path.insert(0, folder)
@@ -28,4 +28,4 @@ def said(folder: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps([said(folder) for folder in sys.argv[1:]]))
+    print(json.dumps([import_mmkit(folder) for folder in sys.argv[1:]]))

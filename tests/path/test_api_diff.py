@@ -35,9 +35,10 @@ def tree(folder: Path, name: str, text: str) -> str:
 
 
 def test_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, other = tree(tmp_path / "one", "processing.py", OLD), tree(tmp_path / "other", "base.py", NEW)
+    old = tree(tmp_path / "old", "processing.py", OLD)
+    new = tree(tmp_path / "new", "base.py", NEW)
     with pytest.raises(SystemExit, match="1"):
-        api_diff.main(one, other)
+        api_diff.main(old, new)
     assert set(capsys.readouterr().out.splitlines()[2:]) == {
         "-BaseProcessingInfo: vllm.multimodal.processing",
         "+BaseProcessingInfo: vllm.multimodal.base",
@@ -47,4 +48,4 @@ def test_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "+BaseProcessingInfo.data_parser(self)",
     }
     with pytest.raises(SystemExit, match="0"):
-        api_diff.main(one, one)
+        api_diff.main(old, old)

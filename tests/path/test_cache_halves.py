@@ -134,7 +134,7 @@ class Halves:
     def send(self, parts: tuple[Part, ...], rendered: Any, times: int, *, is_async: bool) -> None:
         """Hand a request to the engine, and compare what it gets with the request without a cache."""
         expected = run_without_cache(parts)
-        outcome = vllm_path.read_outcome(rendered)
+        outcome = vllm_path.collect_outcome(rendered)
         features = vllm_path.sort_by_position(outcome.features)
         for _ in range(times):
             request = SimpleNamespace(mm_features=adopt_features(features, self.caches.sender))
@@ -171,7 +171,7 @@ class Halves:
     def receive_foreign(self, number: int) -> None:
         """Hand the engine an item whose fields are not mmkit's, such as prompt embeddings."""
         rendered = vllm_path.render(self.processor, [ID["<frame>"]], FRAME, {}, None)
-        data = MultiModalKwargsItem(vllm_path.read_outcome(rendered).items["alone"][0].data)
+        data = MultiModalKwargsItem(vllm_path.collect_outcome(rendered).items["alone"][0].data)
         feature = MultiModalFeatureSpec(data, "alone", f"foreign {number}", PlaceholderRange(0, 1))
         request = SimpleNamespace(mm_features=adopt_features([feature], self.caches.sender))
         self.receive(request, is_async=False)
@@ -260,7 +260,7 @@ def test_items_that_depend_on_each_other_are_processed_together() -> None:
     halves.step("send", two_items, 0)
     halves.step("send", (Part("alone", 4),), 0)
     halves.step("send", (Part("alone", 2),), 0)
-    hashes = vllm_path.read_outcome(halves.render(two_items)).hashes["among"]
+    hashes = vllm_path.collect_outcome(halves.render(two_items)).hashes["among"]
     assert halves.caches.sender.is_cached(hashes) == [False, True]
     halves.step("send", two_items, 0)
 

@@ -221,7 +221,7 @@ def serve(messages: Any, interleave: bool, options: dict[str, Any], template_opt
     arrived = doors.last_prompt
     if arrived["type"] == "token":
         return Prompt(list(arrived["prompt_token_ids"]), {})
-    outcome = vllm_path.read_outcome(arrived)
+    outcome = vllm_path.collect_outcome(arrived)
     return Prompt(outcome.ids, outcome.fields)
 
 

@@ -87,7 +87,7 @@ BROKEN = ModelSpec(
 
 
 @pytest.fixture(autouse=True)
-def _restored_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _restore_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The command sets variables for its own process."""
     monkeypatch.chdir(ROOT)
     with mock.patch.dict(os.environ):

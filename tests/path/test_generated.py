@@ -126,7 +126,7 @@ def test_a_subclass_of_the_dummy_inputs_may_have_another_item() -> None:
             return {"frames": [3 * ONES] * mm_counts["frames"]}
 
     instance = register(spec, dummy_inputs=Threes)
-    dummy = vllm_path.read_outcome(instance.get_dummy_mm_inputs({"frames": 1}))
+    dummy = vllm_path.collect_outcome(instance.get_dummy_mm_inputs({"frames": 1}))
     assert torch.equal(dummy.fields["frames"][0]["frames"], 3 * ONES)
 
 

@@ -31,8 +31,8 @@ REFUSAL = InputError("messages", f"at most {LIMIT} pixels in one request", "more
 
 
 @pytest.fixture(scope="module", autouse=True)
-def installed() -> None:
-    """A processor of a spec changes vLLM's loader."""
+def _install_patches() -> None:
+    """Make a processor of a spec, which changes vLLM's loader."""
     processor(plain())
 
 
@@ -242,7 +242,7 @@ def test_a_file_of_audio_that_is_cut_off_is_refused() -> None:
 )
 def test_the_header_of_a_sound_and_its_samples_agree(form: str, subtype: str, channels: int, is_exact: bool) -> None:
     data = encode_sound(form, subtype, channels)
-    header = media.read_sound_header(data)
+    header = media.parse_sound_header(data)
     assert header is not None
     assert (header.channels, header.rate, header.is_exact) == (channels, 8000, is_exact)
     samples, rate = MediaConnector().fetch_audio(make_data_url(data, "audio/wav"))

@@ -11,7 +11,7 @@ from mmkit.testing import LAWS, NotApplicable, check_law
 from tests import ROOT
 from tests.profiles import scaled
 
-from .planted.base import BASES, BY_NUMBER, NOTED, media, mixed, qwen
+from .planted.base import BASES, BY_NUMBER, NOTED, make_mixed, media, qwen
 from .planted.bug import Bug, violation
 from .planted.huggingface import with_positions
 from .planted.table import BUGS
@@ -100,12 +100,12 @@ def test_correct_positions_of_the_mixin_pass() -> None:
 
 @pytest.mark.parametrize("law", ["ranges", "cache", "identity", "refusal"])
 def test_notes_that_spell_special_tokens_pass(law: str) -> None:
-    check_law(law, mixed(NOTED), examples=scaled(20))
+    check_law(law, make_mixed(NOTED), examples=scaled(20))
 
 
 @pytest.mark.parametrize("law", ["ranges", "cache", "refusal", "idempotence"])
 def test_numbered_placeholders_pass(law: str) -> None:
-    check_law(law, mixed(BY_NUMBER), examples=scaled(40))
+    check_law(law, make_mixed(BY_NUMBER), examples=scaled(40))
 
 
 # -- the table in the docs ---------------------------------------------------------------------------------------------

@@ -44,10 +44,10 @@ def requests_are_the_same(name):
         )
         for request in [*requests, requests[0]]:
             note(repr(request))
-            sent = {"prompt_token_ids": list(request.prompt), "multi_modal_data": request.data()}
-            sent["mm_processor_kwargs"] = dict(request.kwargs)
-            here, there = asyncio.run(theirs(sent, here_cache)), asyncio.run(ours(sent, cache=there_cache))
-            assert find_difference(vllm_path.read_outcome(here), vllm_path.read_outcome(there)) is None
+            arguments = {"prompt_token_ids": list(request.prompt), "multi_modal_data": request.data()}
+            arguments["mm_processor_kwargs"] = dict(request.kwargs)
+            here, there = asyncio.run(theirs(arguments, here_cache)), asyncio.run(ours(arguments, cache=there_cache))
+            assert find_difference(vllm_path.collect_outcome(here), vllm_path.collect_outcome(there)) is None
 
     processes = RenderProcesses(offload.make_recipe(processor), 1)
     ours = offload.wrap_process_tokens(theirs, processes)

@@ -28,7 +28,7 @@ def test_a_checkpoint_that_was_saved_with_its_processor_is_served(tmp_path: Path
     saved.save_pretrained(tmp_path)
     after = of_spec(spec, tmp_path)
     data = {"image": [ImageSample(0, 40, 30).value()]}
-    outcomes = [vllm_path.run(one.processor, "look <image>", data) for one in (before, after)]
+    outcomes = [vllm_path.run(subject.processor, "look <image>", data) for subject in (before, after)]
     assert not find_difference(*outcomes)
     again = spec.hf_processor_class.from_pretrained(tmp_path)
     assert again.dtype == saved.dtype

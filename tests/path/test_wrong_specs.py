@@ -67,7 +67,7 @@ def make_second(name: str = "s", **changes: Any) -> Modality:
     return make_first(name, **(options | changes))
 
 
-def one(**changes: Any) -> Maker:
+def alone(**changes: Any) -> Maker:
     """Return what makes a spec of one modality with some changes."""
 
     def make() -> ModelSpec:
@@ -82,7 +82,7 @@ def of(compute: Callable[[Any], Any]) -> Maker:
     def process(items: Any, scope: Any) -> dict[str, Any]:
         return {"x": compute(items)}
 
-    return one(process=process)
+    return alone(process=process)
 
 
 def two(first: dict[str, Any] | None = None, **changes: Any) -> Maker:
@@ -102,7 +102,7 @@ def prompt(rewrite: Any) -> Maker:
 
 
 def with_derived(value: Any, **options: Any) -> Maker:
-    return one(fields={"x": batched(), "n": derived(value, **options)})
+    return alone(fields={"x": batched(), "n": derived(value, **options)})
 
 
 def make_model_named_class() -> ModelSpec:
@@ -273,10 +273,10 @@ CASES = [
     Case("returns no finite value", of(divide_by_zero), "finite values"),
     Case("keeps results by length", of(remember_by_length), "those of an earlier item of the same sizes"),
     Case("returns the item before", of(return_the_item_before), DIFFERS_NEXT_TIME),
-    Case("a layout at random", one(layout=lay_out_at_random), "the same layout"),
+    Case("a layout at random", alone(layout=lay_out_at_random), "the same layout"),
     Case(
         "a layout of two rows at most",
-        one(layout=lay_out_two_rows_at_most),
+        alone(layout=lay_out_two_rows_at_most),
         RIGHT,
         "the encoder may return as few",
     ),
@@ -284,21 +284,36 @@ CASES = [
     Case(
         "another's placeholder in the layout", two(layout=embed(tok["<row>"]) + X), "no placeholder of another modality"
     ),
-    Case("the target in its own layout", one(layout=TARGET + embed(X) * item.length), RIGHT, "as in many models"),
+    Case(
+        "the target in its own layout",
+        alone(layout=TARGET + embed(X) * item.length),
+        RIGHT,
+        "as in many models",
+    ),
     Case(
         "another's target in the layout",
         two({"layout": tok["<series>"] + embed(X)}),
         RIGHT,
         "an expanded prompt tells it from an item",
     ),
-    Case("the target at both ends", one(layout=TARGET + embed(X) * item.length + TARGET), RIGHT, "as in many models"),
-    Case("a flat field of the item itself", one(fields={"x": flat(item.length)}), RIGHT, "rows one after another"),
+    Case(
+        "the target at both ends",
+        alone(layout=TARGET + embed(X) * item.length + TARGET),
+        RIGHT,
+        "as in many models",
+    ),
+    Case(
+        "a flat field of the item itself",
+        alone(fields={"x": flat(item.length)}),
+        RIGHT,
+        "rows one after another",
+    ),
     Case("a field derived of a shape", with_derived(fields.x.shape[0]), RIGHT, "the item's own"),
     Case("an integer of half a number", with_derived(item.length / 2, dtype="int64"), "numbers that int64 holds"),
     Case("an integer that overflows", with_derived(item.length * 200, dtype="uint8"), "numbers for a uint8 tensor"),
     Case(
         "rows by values",
-        one(item=Tensor((2,), "int64", bound=between(1, 4)), layout=embed(X) * fields.x[0]),
+        alone(item=Tensor((2,), "int64", bound=between(1, 4)), layout=embed(X) * fields.x[0]),
         "the most encoder rows for the largest item",
     ),
     Case("a prompt in reverse", prompt(reverse_prompt), "law idempotence"),
@@ -307,21 +322,21 @@ CASES = [
     Case("a prompt that grows", prompt(add_word), "law idempotence"),
     Case("an end that is a target", prompt(ending_with(TARGET)), "law ranges"),
     Case("an end that is a placeholder", prompt(ending_with(X)), "ids that are no placeholder"),
-    Case("no items at all", one(limit=0), UNUSED),
-    Case("fewer items than none", one(limit=-1), "a whole number >= 0"),
-    Case("one and a half items", one(limit=1.5), "a whole number >= 0"),
-    Case("true items", one(limit=True), "a whole number >= 0"),
+    Case("no items at all", alone(limit=0), UNUSED),
+    Case("fewer items than none", alone(limit=-1), "a whole number >= 0"),
+    Case("one and a half items", alone(limit=1.5), "a whole number >= 0"),
+    Case("true items", alone(limit=True), "a whole number >= 0"),
     Case(
         "the target is the unknown token",
-        one(update=replace(tok["<unk>"])),
+        alone(update=replace(tok["<unk>"])),
         "every word that the tokenizer does not know",
     ),
-    Case("the target is the end", one(update=replace(tok["</s>"])), RIGHT, "items stand where turns end"),
-    Case("the target is the begin", one(update=replace(tok["<s>"])), RIGHT, "the first item stands first"),
-    Case("inserted after its placeholder", one(update=insert(after=X)), "ids that are no placeholder"),
+    Case("the target is the end", alone(update=replace(tok["</s>"])), RIGHT, "items stand where turns end"),
+    Case("the target is the begin", alone(update=replace(tok["<s>"])), RIGHT, "the first item stands first"),
+    Case("inserted after its placeholder", alone(update=insert(after=X)), "ids that are no placeholder"),
     Case(
         "inserted after a long text",
-        one(update=insert(after=tok.text("a b c A B C"))),
+        alone(update=insert(after=tok.text("a b c A B C"))),
         RIGHT,
         "other prompts are refused",
     ),
@@ -332,7 +347,10 @@ CASES = [
         "in the order of the spec",
     ),
     Case(
-        "numbered by words", one(update=replace(literal(20 + item.index)), limit=4), RIGHT, "an item stands at its word"
+        "numbered by words",
+        alone(update=replace(literal(20 + item.index)), limit=4),
+        RIGHT,
+        "an item stands at its word",
     ),
     Case(
         "a target that begins another",

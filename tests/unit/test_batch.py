@@ -42,8 +42,8 @@ def test_lists_of_tensors_keep_their_values(counts: list[int | None], shape: tup
 def test_images_are_files() -> None:
     picture, file = Image.new("RGB", (3, 2), (1, 2, 3)), BytesIO()
     picture.save(file, "PNG")
-    read = batch.decode_item({"left": file.getvalue(), "text": "x"})
-    assert (read["left"].tobytes(), read["text"]) == (picture.tobytes(), "x")
+    item = batch.decode_item({"left": file.getvalue(), "text": "x"})
+    assert (item["left"].tobytes(), item["text"]) == (picture.tobytes(), "x")
     with pytest.raises(InputError, match="item: expected the bytes of an image file, got cannot identify"):
         batch.decode_item(b"no image")
 

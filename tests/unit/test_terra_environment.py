@@ -34,10 +34,10 @@ def test_reward_and_end_are_the_users() -> None:
         calls.append((before, action, after))
         return 0.5
 
-    def ended(before: Frame, action: np.ndarray, after: Frame) -> bool:
+    def is_over(before: Frame, action: np.ndarray, after: Frame) -> bool:
         return len(calls) == 2
 
-    env = TerraEnv(Scenes(WORLD, [3]), TrueTown(WORLD), reward=reward, ended=ended, max_steps=3)
+    env = TerraEnv(Scenes(WORLD, [3]), TrueTown(WORLD), reward=reward, ended=is_over, max_steps=3)
     picture, info = env.reset()
     last_of_context = make_episode(3, 3).frames[2]
     assert np.array_equal(info["tokens"], last_of_context)

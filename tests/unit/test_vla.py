@@ -27,7 +27,7 @@ class LlamaLike(Tokenizer):
 def config(**changes: Any) -> Any:
     """What the config of a published checkpoint says: 32,000 tokens, and 64 rows of padding."""
     text_config = SimpleNamespace(vocab_size=32064, hidden_size=64)
-    stated = {
+    values = {
         "vision_config": SimpleNamespace(image_size=56, patch_size=14),
         "vision_feature_select_strategy": "default",
         "image_token_index": 7,
@@ -37,7 +37,7 @@ def config(**changes: Any) -> Any:
         "n_action_bins": 256,
         "pad_to_multiple_of": 64,
     }
-    return SimpleNamespace(**{**stated, **changes})
+    return SimpleNamespace(**{**values, **changes})
 
 
 def bind(**changes: Any) -> Any:

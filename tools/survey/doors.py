@@ -23,7 +23,7 @@ from vllm.sampling_params import SamplingParams
 from mmkit.errors import VllmApiError
 from mmkit.generate import Classes
 from mmkit.testing.processors import StandIn, make_processor
-from mmkit.testing.vllm_path import Outcome, read_outcome
+from mmkit.testing.vllm_path import Outcome, collect_outcome
 from mmkit.vllm_api.compat import find
 
 renderer_from_config: Any = None
@@ -163,7 +163,7 @@ class _Engine:
         if prompt["type"] == "enc_dec":
             ids = prompt["encoder_prompt"]["prompt_token_ids"]
             prompt = {**prompt["decoder_prompt"], "encoder_prompt_token_ids": ids}
-        return read_outcome(prompt)
+        return collect_outcome(prompt)
 
 
 def _make_model_class(processor: Any) -> type:

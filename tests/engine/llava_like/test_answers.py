@@ -102,7 +102,7 @@ def cases_with_images(cases: list[Case]) -> list[Case]:
 
 
 @pytest.fixture(scope="module")
-def expected_ids(cases: list[Case], answers: list[list[int]]) -> list[list[int]]:
+def ids_of_images(cases: list[Case], answers: list[list[int]]) -> list[list[int]]:
     """The answers of the cases with images."""
     return [ids for case, ids in zip(cases, answers, strict=True) if case.images]
 
@@ -113,18 +113,18 @@ def put_under_its_name(rows: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("convert", [torch.stack, list, put_under_its_name])
 def test_embeddings_of_transformers_stand_for_their_images(
-    llava: Any, reference: Reference, cases_with_images: list[Case], expected_ids: list[list[int]], convert: Any
+    llava: Any, reference: Reference, cases_with_images: list[Case], ids_of_images: list[list[int]], convert: Any
 ) -> None:
     requests = [case.request(convert(reference.embed(case.images))) for case in cases_with_images]
-    assert answer(llava, requests) == expected_ids
+    assert answer(llava, requests) == ids_of_images
 
 
 def test_noise_in_place_of_embeddings_gives_other_ids(
-    llava: Any, cases_with_images: list[Case], expected_ids: list[list[int]]
+    llava: Any, cases_with_images: list[Case], ids_of_images: list[list[int]]
 ) -> None:
     torch.manual_seed(0)
     requests = [case.request(torch.randn(len(case.images), 16, 64)) for case in cases_with_images]
-    for ids, expected in zip(answer(llava, requests), expected_ids, strict=True):
+    for ids, expected in zip(answer(llava, requests), ids_of_images, strict=True):
         assert ids != expected
 
 

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def expected_chat(llava: Any, tokenizer: Any) -> Any:
+def answer_by_engine(llava: Any, tokenizer: Any) -> Any:
     """A function that returns the answer of the engine to a chat with pictures."""
 
     def answer_chat(*pictures: Any) -> Answer:
@@ -61,40 +61,40 @@ def rows(reference: Reference) -> list[Any]:
     return [reference.embed([picture])[0] for picture in PICTURES]
 
 
-def test_a_picture_as_in_any_chat(server: Server, expected_chat: Any) -> None:
-    assert ask_chat(server, make_url_parts(PICTURES[0])) == expected_chat(PICTURES[0])
+def test_a_picture_as_in_any_chat(server: Server, answer_by_engine: Any) -> None:
+    assert ask_chat(server, make_url_parts(PICTURES[0])) == answer_by_engine(PICTURES[0])
 
 
-def test_pictures_in_the_forms_of_mmkits_own_routes(server: Server, expected_chat: Any) -> None:
+def test_pictures_in_the_forms_of_mmkits_own_routes(server: Server, answer_by_engine: Any) -> None:
     pixels = torch.tensor(np.array(PICTURES[2].convert("RGB")))
     parts = make_url_parts(PICTURES[0]) + make_item_parts(PICTURES[1], pixels)
-    assert ask_chat(server, parts) == expected_chat(*PICTURES)
+    assert ask_chat(server, parts) == answer_by_engine(*PICTURES)
 
 
-def test_pictures_through_a_gateway(server: Server, expected_chat: Any) -> None:
+def test_pictures_through_a_gateway(server: Server, answer_by_engine: Any) -> None:
     first, second, third = PICTURES
     parts = [make_gateway_part(first), *make_item_parts(second), make_gateway_part(third)]
-    assert ask_chat(server, parts) == expected_chat(*PICTURES)
+    assert ask_chat(server, parts) == answer_by_engine(*PICTURES)
 
 
 def make_embeds_parts(rows: list[Any]) -> list[Any]:
     return [make_item({"image_embeds": encoded}) for encoded in encode({"rows": rows})["rows"]]
 
 
-def test_embeddings_stand_for_their_pictures(server: Server, expected_chat: Any, rows: list[Any]) -> None:
-    assert ask_chat(server, make_embeds_parts(rows)) == expected_chat(*PICTURES)
+def test_embeddings_stand_for_their_pictures(server: Server, answer_by_engine: Any, rows: list[Any]) -> None:
+    assert ask_chat(server, make_embeds_parts(rows)) == answer_by_engine(*PICTURES)
 
 
-def test_embeddings_in_vllms_own_parts(server: Server, expected_chat: Any, rows: list[Any]) -> None:
+def test_embeddings_in_vllms_own_parts(server: Server, answer_by_engine: Any, rows: list[Any]) -> None:
     parts = [{"type": "image_embeds", "image_embeds": save_tensor(picture_rows)} for picture_rows in rows]
-    assert ask_chat(server, parts) == expected_chat(*PICTURES)
+    assert ask_chat(server, parts) == answer_by_engine(*PICTURES)
 
 
-def test_embeddings_beside_pictures_are_refused(server: Server, expected_chat: Any, rows: list[Any]) -> None:
+def test_embeddings_beside_pictures_are_refused(server: Server, answer_by_engine: Any, rows: list[Any]) -> None:
     refusal = ask_chat(server, make_embeds_parts(rows[:2]) + make_item_parts(PICTURES[1]))
     assert refusal.status == 400
     assert refusal.text == "messages: expected image_embeds in all parts, with the same fields, got others as well."
-    assert ask_chat(server, make_url_parts(PICTURES[0])) == expected_chat(PICTURES[0])
+    assert ask_chat(server, make_url_parts(PICTURES[0])) == answer_by_engine(PICTURES[0])
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

@@ -275,7 +275,7 @@ class ByHand(Encoders, SupportsMultiModal):
 # -- subjects ----------------------------------------------------------------------------------------------------------
 
 
-def mixed(spec: ModelSpec = MIXED, **classes: type) -> Subject:
+def make_mixed(spec: ModelSpec = MIXED, **classes: type) -> Subject:
     """Return the subject of `MIXED`, or of another spec, with these classes in place of the generated ones."""
     return of_spec(spec, checkpoint(), kwargs=KWARGS, classes=spec.classes._replace(**classes))
 

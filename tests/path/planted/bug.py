@@ -16,7 +16,7 @@ from mmkit.vllm_api import pipeline
 from mmkit.vllm_api.items import Parser
 from tests.profiles import profile
 
-from .base import MIXED, ByHand, frames, mixed, series, with_model
+from .base import MIXED, ByHand, frames, make_mixed, series, with_model
 
 
 @dataclass(frozen=True)
@@ -91,22 +91,22 @@ def override_step(base: type, step: str, change: Change) -> type:
 
 def with_processor(name: str, change: Change) -> Subject:
     """Return `MIXED` with another method of its processor."""
-    return mixed(processor=override(MIXED.classes.processor, name, change))
+    return make_mixed(processor=override(MIXED.classes.processor, name, change))
 
 
 def with_step(step: str, change: Change, spec: ModelSpec = MIXED) -> Subject:
     """Return a spec with another step in its requests."""
-    return mixed(spec, processor=override_step(spec.classes.processor, step, change))
+    return make_mixed(spec, processor=override_step(spec.classes.processor, step, change))
 
 
 def with_info(name: str, change: Change) -> Subject:
     """Return `MIXED` with another method of its processing info."""
-    return mixed(info=override(MIXED.classes.info, name, change))
+    return make_mixed(info=override(MIXED.classes.info, name, change))
 
 
 def with_dummy_inputs(name: str, change: Change) -> Subject:
     """Return `MIXED` with another method of its dummy inputs."""
-    return mixed(dummy_inputs=override(MIXED.classes.dummy_inputs, name, change))
+    return make_mixed(dummy_inputs=override(MIXED.classes.dummy_inputs, name, change))
 
 
 def with_parser(change: Change, spec: ModelSpec = MIXED) -> Subject:
@@ -117,7 +117,7 @@ def with_parser(change: Change, spec: ModelSpec = MIXED) -> Subject:
         parser = correct()
         return parser_class(parser.plan, parser.hidden_size)
 
-    return mixed(spec, info=override(spec.classes.info, "get_data_parser", get_data_parser))
+    return make_mixed(spec, info=override(spec.classes.info, "get_data_parser", get_data_parser))
 
 
 def with_model_method(name: str, change: Change) -> Subject:
@@ -140,5 +140,5 @@ def with_frames(model: type | None = None, **changes: Any) -> Subject:
 
 def _make_subject(spec: ModelSpec, model: type | None) -> Subject:
     if model is None:
-        return mixed(spec)
+        return make_mixed(spec)
     return with_model(model, spec)

@@ -12,7 +12,7 @@ from mmkit import embed, fields, item, tok
 from mmkit.testing import Subject
 from mmkit.vllm_api import pipeline
 
-from .base import BLACK, ID, MIXED, ByHand, Derived, mixed, pixels, with_model
+from .base import BLACK, ID, MIXED, ByHand, Derived, make_mixed, pixels, with_model
 from .bug import override, planted, with_frames, with_model_method, with_series
 
 # -- counts ------------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def integers_by_an_option() -> Subject:
 
 def with_pixels(**functions: Any) -> Subject:
     """Return `MIXED` with another function of its output."""
-    return mixed(MIXED.model_copy(update={"outputs": [pixels(**functions)]}))
+    return make_mixed(MIXED.model_copy(update={"outputs": [pixels(**functions)]}))
 
 
 @planted("outputs", r"before and after encode and decode: array: values differ")

@@ -11,7 +11,7 @@ from mmkit import InputError, ModelSpec
 from mmkit.testing import Subject
 from mmkit.vllm_api.items import EmbedItems
 
-from .base import ID, NOTED, PAGE, frames_with_notes, mixed, series
+from .base import ID, NOTED, PAGE, frames_with_notes, make_mixed, series
 from .bug import planted, with_info, with_parser, with_processor
 from .items import parse_any_container
 
@@ -130,7 +130,7 @@ def special_token_of_a_text() -> Subject:
     def encode(scope, text):
         return scope.tok.tokenizer.encode(text, add_special_tokens=False)
 
-    return mixed(ModelSpec("mixed", series(), frames_with_notes(encode)))
+    return make_mixed(ModelSpec("mixed", series(), frames_with_notes(encode)))
 
 
 @planted("refusal", r"'<(pad|row|frame|series)>' in note of frames: accepted")

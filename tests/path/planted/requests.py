@@ -15,7 +15,7 @@ from mmkit.plan.item import group_by_modality
 from mmkit.plan.placement import Placement
 from mmkit.testing import Subject
 
-from .base import BY_NUMBER, ID, MEDIA, NUMBERED, TOKENS, frames, media, mixed, series
+from .base import BY_NUMBER, ID, MEDIA, NUMBERED, TOKENS, frames, make_mixed, media, series
 from .bug import override, planted, with_frames, with_info, with_processor, with_series, with_step
 
 # -- ranges ------------------------------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def turn_ended_again() -> Subject:
     def end_turn(scope):
         return list(scope.prompt) + [ID["</s>"]]
 
-    return mixed(ModelSpec("mixed", series(), frames(), prompt=end_turn))
+    return make_mixed(ModelSpec("mixed", series(), frames(), prompt=end_turn))
 
 
 @planted("idempotence", r"refused with InputError: mixed\.frames")
