@@ -109,37 +109,6 @@ class ErrorCollector(list[SpecError]):
         raise first
 
 
-class locate_errors:
-    """Name the part of a spec that a SpecError is about.
-
-    Any error that is not mmkit's, from a function of the spec, becomes a SpecError: ``with
-    locate_errors("robot.actions, layout"):``.
-
-    The exception stays the same object and gets the name in front, so that its traceback is
-    printed once, however many contexts it passes.
-
-    Args:
-        where: the part.
-    """
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if isinstance(error, SpecError):
-            error.prepend(self.where)
-        elif isinstance(error, Exception) and not isinstance(error, MmkitError):
-            raise SpecError(self.where, "a value", describe_error(error)) from error
-
-
 class convert_errors:
     """Convert the errors of a function, for example one of the spec, into an error of mmkit.
 
@@ -167,6 +136,33 @@ class convert_errors:
     ) -> None:
         if isinstance(error, Exception) and not isinstance(error, MmkitError):
             raise self.to(self.where, self.expected, describe_error(error)) from error
+
+
+class locate_errors(convert_errors):
+    """Name the part of a spec that a SpecError is about.
+
+    Any error that is not mmkit's, from a function of the spec, becomes a SpecError: ``with
+    locate_errors("robot.actions, layout"):``.
+
+    The exception stays the same object and gets the name in front, so that its traceback is
+    printed once, however many contexts it passes.
+
+    Args:
+        where: the part.
+    """
+
+    def __init__(self, where: str) -> None:
+        super().__init__(where, "a value")
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, SpecError):
+            error.prepend(self.where)
+        super().__exit__(error_type, error, traceback)
 
 
 def describe_error(error: Exception) -> str:
