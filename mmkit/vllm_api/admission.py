@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..plan.encoder_rows import rows_field
 from ..plan.plan import Plan
 from ..plan.soundness import check_rows
-from .compat import find
+from .errors import Refused
 from .items import Rendered
 
 TRUST = "trust_processed_fields"
@@ -27,28 +27,6 @@ hosts."""
 
 PROMPT_EMBEDS = "prompt_embeds"
 """The name under which vLLM carries embeddings of parts of a message, as if of a modality."""
-
-# before 0.16 vLLM has none; there are no routes of ours then
-_REFUSED_BASES: tuple[Any, ...] = (
-    InputError,
-    find("exceptions:VLLMValidationError", default=object),
-)
-
-
-class Refused(*_REFUSED_BASES):  # type: ignore[misc]
-    """A request that was refused after rendering.
-
-    vLLM's server answers 500 to any other class of error that is raised there.
-    """
-
-    def __init__(self, error: InputError) -> None:
-        Exception.__init__(self, str(error))
-        self.where = error.where
-        self.parameter = error.where or None
-        self.value = None
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 def admit(plan: Plan, prompt: Mapping[str, Any], params: Any = None, *, trusts: bool) -> None:

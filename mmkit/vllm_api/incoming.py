@@ -15,31 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextvars import ContextVar, copy_context
 from functools import wraps
-from http import HTTPStatus
 from typing import Any
 
 from ..errors import InputError, relocate
-from .compat import find
-
-# 413 where vLLM lets an error choose its status; else 400
-_STATUS = find("exceptions:GracefulHTTPError", "exceptions:VLLMValidationError", default=object)
-_PIXEL_BASES: tuple[type, ...] = (InputError, _STATUS)
-
-
-class TooManyPixels(*_PIXEL_BASES):  # type: ignore[misc]
-    """A request whose media have more pixels than a server decodes for one request."""
-
-    http_status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-
-    def __init__(self, error: InputError) -> None:
-        Exception.__init__(self, str(error))
-        self.where = error.where
-        self.parameter = error.where or None
-        self.value = None
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
+from .errors import TooManyPixels
 
 Places = Mapping[str, Sequence[str]]
 """The paths of the items of one conversation, by modality and in order."""

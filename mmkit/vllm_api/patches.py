@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 from ..errors import InputError
 from ..plan.plan import Plan
 from . import chat, media
-from .admission import TRUST, Refused, admit
+from .admission import TRUST, admit
 from .compat import PROMPTS_ARE_IDS, find
+from .errors import Refused, TooManyPixels
 from .exchange import adopt_features, wrap_add_request
-from .incoming import REQUEST, Incoming, TooManyPixels
+from .incoming import REQUEST, Incoming
 from .items import is_rendered
 from .pipeline import has_pipeline
 

@@ -12,7 +12,8 @@ from vllm.multimodal.inputs import MultiModalFieldElem, MultiModalKwargsItem, Mu
 from mmkit import InputError, Modality, ModelSpec, Tensor, batched
 from mmkit.plan.soundness import compute_largest_magnitude
 from mmkit.testing.vllm_path import render
-from mmkit.vllm_api.admission import PROMPT_EMBEDS, Refused, admit
+from mmkit.vllm_api.admission import PROMPT_EMBEDS, admit
+from mmkit.vllm_api.errors import Refused
 from tests.path.plain import ONES, ids, plain, processor
 from tests.unit.common import refuses
 

@@ -48,6 +48,7 @@ from mmkit.plan.placement import ItemLayout
 from mmkit.testing import vllm_path
 from mmkit.testing.differences import find_difference
 from mmkit.vllm_api import admission, patches
+from mmkit.vllm_api.errors import Refused
 from mmkit.vllm_api.pipeline import Request
 from tests.path.plain import ONES, ids, plain, processor, run
 from tests.path.planted.base import HIDDEN, MIXED, series
@@ -267,7 +268,7 @@ def check_refusal_before_the_engine(prompt: dict[str, Any], sentence: str, *, tr
         renderer=SimpleNamespace(mm_processor=processor(plain())),
         vllm_config=SimpleNamespace(additional_config={admission.TRUST: trusts}),
     )
-    with pytest.raises(admission.Refused, match=f"^plain.{re.escape(sentence)}"):
+    with pytest.raises(Refused, match=f"^plain.{re.escape(sentence)}"):
         InputProcessor.process_inputs(input_processor, "request", prompt, None, None)
 
 
@@ -334,7 +335,7 @@ def test_trusted_fields_that_the_engine_has_pass() -> None:
 
 def test_trusted_fields_are_finite() -> None:
     sentence = r"^plain.mm_kwargs.frames\[0\].frames: expected finite values, got NaN"
-    with pytest.raises(admission.Refused, match=sentence):
+    with pytest.raises(Refused, match=sentence):
         admit_fields({"frames": torch.full((2,), torch.nan)})
 
 
