@@ -1,11 +1,14 @@
 """The code of the pages of documentation that runs by day; and what runs it finds what is wrong."""
 
+import pkgutil
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.pages import PAGES, Page, find_fault, parse_page
+from tests.pages import PAGES, ROOT, Page, find_fault, parse_page
+
+SIGNATURES = (ROOT / "docs" / "reference" / "signatures.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -13,6 +16,11 @@ from tests.pages import PAGES, Page, find_fault, parse_page
 )
 def test_page(page: Page, tmp_path: Path) -> None:
     assert find_fault(page.path, tmp_path) == ""
+
+
+@pytest.mark.parametrize("name", re.findall(r"(?m)^::: (\S+)$", SIGNATURES))
+def test_a_signature_in_the_reference_is_of_something_that_exists(name: str) -> None:
+    assert callable(pkgutil.resolve_name(name))
 
 
 def fence(kind: str, *lines: str) -> str:
