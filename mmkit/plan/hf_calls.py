@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -249,10 +250,19 @@ def call_together(batches: Mapping[HFCall, ItemBatch]) -> Mapping[str, Any]:
         if isinstance(error, ValueError):  # as Python has it for what is of the wrong value
             got = f"some that it refuses: {message}"
         remedy = ""
-        if first.part is None and "text" not in inputs and "text" in str(error):
+        if first.part is None and "text" not in inputs and _asks_for_text(error):
             remedy = "Name a part, for example hf(proc.image_processor), or give hf(text=...)."
         expected = "items that the Hugging Face processor takes"
         raise InputError(where, expected, got, remedy) from error
+
+
+def _asks_for_text(error: Exception) -> bool:
+    """Tell whether a processor raised for want of a text.
+
+    Those of transformers say "You have to specify text." or "You must provide either `text` or
+    `images`."; Python says "missing 1 required positional argument: 'text'".
+    """
+    return re.search(r"\b(specify|provide|missing)\b.*\btext\b", str(error)) is not None
 
 
 def _check_fixed_arguments(call: HFCall) -> None:

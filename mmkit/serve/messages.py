@@ -153,7 +153,7 @@ class Messages:
             for number, conversation in enumerate(messages):
                 self._begin_conversation()
                 messages[number] = self._walk_messages(conversation, f"{field}[{number}]")
-        else:
+        elif field in body:  # a body without messages may be another kind, with a prompt
             self._begin_conversation()
             body[field] = self._walk_messages(messages, field)
 

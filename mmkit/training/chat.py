@@ -148,7 +148,7 @@ class Conversation:
         text = self.spec.placeholder_text(modality, len(items) - 1)
         updates = self.spec[modality].update
         if text is None and not all(isinstance(update, Insert) for update in updates):
-            expected = "a placeholder with a text in messages"
+            expected = "a target with a text in messages"
             remedy = "Use a chat template that reads parts, or write the prompt yourself."
             raise InputError(where, expected, "one that is an id", remedy)
         return TargetText(modality, text)

@@ -98,7 +98,7 @@ def _add_item(
         return {key: value for key, value in part.items() if key not in (name, "uuid")}
     needs_target = not all(isinstance(update, Insert) for update in spec[name].update)
     if target is None and needs_target:
-        expected = "a placeholder with a text in messages"
+        expected = "a target with a text in messages"
         remedy = "Use a chat template that reads parts, or write the prompt yourself."
         raise InputError(f"{spec.name}.{name}", expected, "one that is an id", remedy)
     if not target:

@@ -424,6 +424,14 @@ def test_messages_without_items_reach_vllm_as_they_came_or_are_refused(path, mes
     assert where.startswith(field)
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_a_body_without_messages_reaches_vllm_without_them(path):
+    body = {"prompt": "a text", "input": ["a text"]}
+    expected = dict(body)
+    Messages(get_shared_state(), ROUTE_FORMS[path]).take_items(body)
+    assert body == expected
+
+
 @pytest.mark.parametrize("depth", [200, 450, 900, 2000])
 def test_parts_in_parts_are_no_crash(depth):
     content = b'{"type": "tool_result", "content": [' * depth + b"]}" * depth

@@ -254,7 +254,7 @@ def test_an_item_without_a_text_in_messages_is_refused():
     spec = ModelSpec("spec", make_modality(update=replace(9)))
     processor = spec.hf_processor(CONFIG, make_tokenizer(chat_template=PLAIN))
     sentence = (
-        "spec.conversation[0].content[0]: expected a placeholder with a text in messages, got one that is an id. Use …"
+        "spec.conversation[0].content[0]: expected a target with a text in messages, got one that is an id. Use …"
     )
     with refuses(InputError, sentence):
         apply_template(processor, {"type": "m", "m": MATRIX})
