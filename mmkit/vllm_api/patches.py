@@ -212,7 +212,7 @@ class Patch(NamedTuple):
 
 
 _RENDERER = "renderers.base:BaseRenderer"
-_CONNECTOR = "multimodal.media:MediaConnector"
+_CONNECTORS = ("multimodal.media:MediaConnector", "multimodal.utils:MediaConnector")
 _CLIENT = "v1.engine.core_client"
 
 _READ_PART = (
@@ -241,8 +241,8 @@ PATCHES = (
     Patch(wrap_default_chat_tok_params, (f"{_RENDERER}.default_chat_tok_params",), until_ids=True),
     Patch(wrap_render_chat, (f"{_RENDERER}.render_chat",)),
     Patch(wrap_render_chat_async, (f"{_RENDERER}.render_chat_async",)),
-    Patch(media.wrap_load, (f"{_CONNECTOR}.load_from_url",)),
-    Patch(media.wrap_load, (f"{_CONNECTOR}.load_from_url_async",)),
+    Patch(media.wrap_load, tuple(f"{place}.load_from_url" for place in _CONNECTORS)),
+    Patch(media.wrap_load, tuple(f"{place}.load_from_url_async" for place in _CONNECTORS)),
 )
 
 

@@ -1,13 +1,15 @@
 """What the matrix runs on each version of vLLM, in a process of that version.
 
-    python -m tools.matrix.checks cases laws plugins differential engine serve
+    python -m tools.matrix.checks cases laws plugins differential sounds engine serve
 
 prints a result per check. None of it knows which version it runs on.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -20,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -40,6 +43,29 @@ REQUESTS = 60
 
 PLUGIN_REQUESTS = 400
 """Drawn per plugin."""
+
+SAMPLE_RATE = 8000
+"""Of the files of sounds, in Hz."""
+
+SAMPLES = 2000
+"""Of each channel of a file."""
+
+SOUNDS = (
+    ("WAV", "PCM_U8", "FILE"),
+    ("WAV", "PCM_16", "FILE"),
+    ("WAV", "PCM_24", "FILE"),
+    ("WAV", "PCM_32", "FILE"),
+    ("WAV", "FLOAT", "FILE"),
+    ("WAV", "DOUBLE", "FILE"),
+    ("WAV", "ULAW", "FILE"),
+    ("WAV", "PCM_16", "BIG"),
+    ("RF64", "PCM_16", "FILE"),
+    ("AIFF", "PCM_16", "FILE"),
+    ("AU", "PCM_16", "FILE"),
+    ("FLAC", "PCM_16", "FILE"),
+    ("OGG", "VORBIS", "FILE"),
+)
+"""Formats of files of sounds, as soundfile names them: the form, its subtype and its endian."""
 
 EPISODES = range(100, 102)
 """Of Terra's world."""
@@ -314,6 +340,64 @@ def check_differential() -> Details:
     return {"requests": comparison.requests - comparison.refused, "failures": failures}
 
 
+def check_sounds() -> Details:
+    """Load files of sounds as a server does, and compare their items with those of training.
+
+    Where vLLM's loader decodes no file, all are refused in a sentence of mmkit's.
+    """
+    import numpy as np
+
+    from mmkit import Audio, InputError
+    from mmkit.language.expr import Scope
+    from mmkit.vllm_api.compat import find
+    from mmkit.vllm_api.patches import install
+
+    install()
+    connector = find("multimodal.media:MediaConnector", "multimodal.utils:MediaConnector")()
+    item_type = Audio(largest=SAMPLES, rate=SAMPLE_RATE).bind(Scope(SimpleNamespace()))
+    num_equal = 0
+    refusals: list[str] = []
+    failures: list[str] = []
+    for coding in SOUNDS:
+        for channels in (1, 2):
+            name = f"{coding}, {channels} channel(s)"
+            data, decoded = _make_sound(coding, channels)
+            trained = item_type.canonical((decoded, SAMPLE_RATE), "sound")
+            content = base64.b64encode(data).decode()
+            try:
+                loaded = connector.fetch_audio(f"data:audio/wav;base64,{content}")
+                served = item_type.canonical(loaded, "sound")
+            except InputError as error:
+                refusals.append(f"{name}: {_shorten(error)}")
+                continue
+            if np.array_equal(trained, served):
+                num_equal += 1
+            else:
+                failures.append(f"{name}: another item than in training")
+    refused = {}
+    if num_equal:
+        failures += refusals
+    else:
+        refused["sounds"] = {"count": len(refusals), "why": refusals[0]}
+    return {"files": num_equal, "refused": refused, "failures": failures}
+
+
+def _make_sound(coding: tuple[str, str, str], channels: int) -> tuple[bytes, Any]:
+    """Return a file of a sound, and its samples as training reads them: mono, float32."""
+    import numpy as np
+    import soundfile
+
+    form, subtype, endian = coding
+    waves = []
+    for channel in range(1, channels + 1):
+        waves.append(np.sin(np.arange(SAMPLES) * 0.3) / channel)
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.stack(waves, axis=1), SAMPLE_RATE, subtype, endian, form)
+    data = buffer.getvalue()
+    samples, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    return data, samples.mean(axis=1)
+
+
 def check_engine() -> Details:
     """Compare Terra in the engine, greedy, with the Hugging Face reference."""
     import numpy as np
@@ -409,6 +493,7 @@ CHECKS: dict[str, Callable[..., Details]] = {
     "laws": check_laws,
     "plugins": check_plugins,
     "differential": check_differential,
+    "sounds": check_sounds,
     "engine": check_engine,
     "serve": check_serve,
 }

@@ -26,6 +26,7 @@ COUNTS = {
     "laws": "pairs",
     "plugins": "requests",
     "differential": "requests",
+    "sounds": "files",
     "engine": "ids",
     "serve": "ids",
 }
