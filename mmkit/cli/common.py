@@ -20,6 +20,7 @@ from typer import Argument, Option
 from ..errors import MmkitError, SpecError
 from ..language.items import ItemType
 from ..model_spec import ModelSpec
+from ..plan.pieces import compare_pieces
 from ..plan.plan import Plan
 
 Spec = Annotated[
@@ -244,3 +245,35 @@ def count_noun(count: int, noun: str) -> str:
     if count == 1:
         return f"1 {noun}"
     return f"{count} {noun}s"
+
+
+def describe_pieces(plan: Plan) -> str:
+    """Return whether text tokenized around items has other ids, with an example.
+
+    It is empty where no caller writes a target into a text.
+    """
+    comparison = compare_pieces(plan)
+    if comparison is None:
+        return ""
+    tried = f"{comparison.num_prompts} prompts"
+    if not comparison.differences:
+        return f"Text before and after an item has the same ids tokenized apart, in {tried}."
+    difference = comparison.differences[0]
+    whole = spell_ids(plan, difference.whole)
+    pieces = spell_ids(plan, difference.pieces)
+    return (
+        f"Text before and after an item has other ids tokenized apart, in "
+        f"{len(comparison.differences)} of {tried}: {difference.prompt!r} is {whole} here, and "
+        f"{pieces} apart."
+    )
+
+
+def spell_ids(plan: Plan, ids: Sequence[int]) -> str:
+    """Return the tokens of ids, separated by spaces."""
+    assert plan.vocabulary is not None
+    tokens = plan.vocabulary.tokenizer.convert_ids_to_tokens(list(ids))
+    return " ".join([str(token).translate(VISIBLE) for token in tokens])
+
+
+VISIBLE = str.maketrans({"\n": "⏎", "\t": "⇥", "▁": "␣", "Ġ": "␣", "Ċ": "⏎", " ": "␣"})
+"""Makes white space visible, also as tokenizers write it."""

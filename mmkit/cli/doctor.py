@@ -8,13 +8,26 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module, metadata
+from pathlib import Path
+from typing import Annotated
 
 import typer
+from typer import Argument
 
-from ..errors import DISTRIBUTION, VllmApiError
+from ..errors import DISTRIBUTION, MmkitError, VllmApiError
+from ..importing import import_named
 from ..language.items.media import AUDIO_DECODERS
+from ..model_spec import ModelSpec
 from ..plugin import VARIABLE
-from .common import count_noun, describe_error, find_shipped
+from .common import (
+    FOLDER,
+    Trust,
+    count_noun,
+    describe_error,
+    describe_pieces,
+    find_shipped,
+    open_checkpoint,
+)
 
 PLUGINS = "vllm.general_plugins"
 MEDIA = ("torchvision", "torchaudio", "torchcodec")
@@ -29,9 +42,21 @@ class Finding:
     remedy: str = ""
 
 
-def doctor() -> None:
-    """Examine this environment and say what to mend. Exit status 1 if there is something."""
+def doctor(
+    spec: Annotated[str | None, Argument(metavar="[SPEC]", help="As package.module:SPEC.")] = None,
+    config: Annotated[Path | None, FOLDER] = None,
+    trust_remote_code: Trust = False,
+) -> None:
+    """Examine this environment and say what to mend. Exit status 1 if there is something.
+
+    With a spec and a checkpoint it says as well whether text around items has other ids where a
+    program tokenizes it apart.
+    """
+    if (spec is None) != (config is None):
+        raise MmkitError("doctor", "a spec and --config, or neither", "one of them")
     findings = examine()
+    if spec is not None and config is not None:
+        findings += examine_spec(spec, config, trust_remote_code=trust_remote_code)
     num_faults = 0
     for finding in findings:
         if finding.remedy:
@@ -59,6 +84,25 @@ def examine() -> list[Finding]:
     findings += _examine_plugins()
     findings += _import_modules()
     return findings
+
+
+def examine_spec(spec: str, config: Path, *, trust_remote_code: bool = False) -> list[Finding]:
+    """Return the findings about a spec and the tokenizer of its checkpoint.
+
+    Args:
+        spec: as ``package.module:SPEC``.
+        config: the folder of the checkpoint.
+        trust_remote_code: run code that the checkpoint brings.
+
+    Raises:
+        MmkitError: the spec or the checkpoint cannot be read, or do not fit together.
+    """
+    declared: ModelSpec = import_named(spec, ModelSpec)
+    info = open_checkpoint(declared, config, trust_remote_code=trust_remote_code)
+    sentence = describe_pieces(info.plan)
+    if not sentence:
+        return []
+    return [Finding("tokenizer", sentence)]
 
 
 def _examine_versions() -> Iterator[Finding]:

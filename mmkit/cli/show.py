@@ -38,10 +38,12 @@ from ..plan.modality import BoundModality
 from ..plan.plan import Plan, Preview
 from .common import (
     FOLDER,
+    VISIBLE,
     Spec,
     Trust,
     count_noun,
     describe_error,
+    describe_pieces,
     open_checkpoint,
     parse_items,
     shorten,
@@ -138,6 +140,9 @@ def _show_request(info: Any, prompt: str | None, forms: Sequence[str]) -> list[R
     parts: list[RenderableType] = [title]
     parts += _show_spec(plan.spec, plan, colours)
     parts.append(Text(_describe_values(plan), "dim"))
+    sentence = describe_pieces(plan)
+    if sentence:
+        parts.append(Text(f"\n{sentence}", "dim"))
     parts += _show_prompt("prompt", ids, fold_repetitions(spell(token) for token in ids))
     expanded = _spell_expanded_prompt(preview, colours, spell)
     parts += _show_prompt("becomes", preview.prompt_token_ids, expanded)
@@ -377,13 +382,10 @@ def _spell_token(tokenizer: Any, token: int) -> str:
     """Return the text of an id in rich's markup, or its number where no text can be read."""
     text = ""
     if tokenizer is not None:
-        text = str(tokenizer.convert_ids_to_tokens(token)).translate(_VISIBLE)
+        text = str(tokenizer.convert_ids_to_tokens(token)).translate(VISIBLE)
     if not text or not text.isprintable():
         return str(token)
     return escape(shorten(text, 40))
-
-
-_VISIBLE = str.maketrans({"\n": "⏎", "\t": "⇥", "▁": "␣", "Ġ": "␣", "Ċ": "⏎", " ": "␣"})
 
 
 def _make_table() -> Table:

@@ -563,3 +563,14 @@ def test_the_exit_status_is_that_something_is_to_be_mended(
     assert result.status == status
     assert "MMKIT_MODULES: " in result.output
     assert result.output.endswith(end)
+
+
+@pytest.mark.parametrize("command", ["doctor", "show"])
+def test_a_spec_is_shown_with_how_text_around_items_is_tokenized(command: str) -> None:
+    output = invoke(command, "examples.series.spec:WAVES", "--config", str(series.CHECKPOINT)).output
+    assert "Text before and after an item has the same ids tokenized apart, in 216 prompts." in output
+
+
+def test_the_doctor_wants_a_checkpoint_for_a_spec() -> None:
+    result = invoke("doctor", "examples.series.spec:WAVES")
+    assert result == Result(2, "", "doctor: expected a spec and --config, or neither, got one of them.")
