@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import torch
 
@@ -123,6 +123,49 @@ class ModelSpec(Declaration, init=False):
             config, tokenizer, hf_processor=processor, mm_processor_kwargs=kwargs, dtype=dtype
         )
         return hf_processor
+
+    def to_document(
+        self, *, functions: Mapping[str, Callable[..., Any]] | None = None
+    ) -> dict[str, Any]:
+        """Return the spec as a document: an object of JSON, from which `from_document` makes it.
+
+        Functions are in it by their names, as ``package.module:function``. It needs pydantic.
+
+        Args:
+            functions: names for functions that no process can import, for example local ones.
+
+        Raises:
+            SpecError: a part that no document can hold.
+        """
+        from .document import to_document
+
+        return to_document(self, functions=functions)
+
+    @classmethod
+    def from_document(
+        cls,
+        document: str | bytes | Mapping[str, Any],
+        *,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+        import_functions: bool = False,
+    ) -> Self:
+        """Return the spec of a document.
+
+        A document that names no functions runs no code. It needs pydantic.
+
+        Args:
+            document: JSON, or the object that it holds.
+            functions: the functions that the document may name.
+            import_functions: import other functions that it names, which runs the code of their
+                modules.
+
+        Raises:
+            SpecError: the document is malformed, its spec cannot work, or it names a function that
+                is neither passed nor imported.
+        """
+        from .document import from_document
+
+        return from_document(document, cls, functions=functions, import_functions=import_functions)
 
     @overload
     def register(

@@ -134,6 +134,20 @@ def largest_image(size: int, min_tiles: int, max_tiles: int) -> tuple[int, int]:
     return size * columns, size * rows
 
 
+VIDEO_TOKENS = {
+    "gpt_oss": "<|reserved_200000|>",
+    "qwen2": "<|video_pad|>",
+    "qwen3": "<|video_pad|>",
+    "qwen3_moe": "<|video_pad|>",
+}
+
+
+@later
+def find_video_token(model_type: str) -> str | None:
+    """Return the placeholder of videos; None for a language model without one."""
+    return VIDEO_TOKENS.get(model_type)
+
+
 SIZE = cfg.vision_config.image_size
 IS_TILED = kwargs.get("dynamic_image_size", cfg.dynamic_image_size)
 MIN_TILES = where(IS_TILED, kwargs.get("min_dynamic_patch", cfg.min_dynamic_patch), 1)
@@ -142,13 +156,7 @@ PROCESS = hf(later(Tiles)(SIZE, MIN_TILES, MAX_TILES, kwargs.get("use_thumbnail"
 TOKENS_PER_TILE = floor((SIZE // cfg.vision_config.patch_size) ** 2 * cfg.downsample_ratio**2)
 
 IMAGE_CONTEXT = tok["<IMG_CONTEXT>"]
-VIDEO_TOKENS = {
-    "gpt_oss": "<|reserved_200000|>",
-    "qwen2": "<|video_pad|>",
-    "qwen3": "<|video_pad|>",
-    "qwen3_moe": "<|video_pad|>",
-}
-VIDEO_TOKEN = later(VIDEO_TOKENS.get)(cfg.llm_config.model_type)
+VIDEO_TOKEN = find_video_token(cfg.llm_config.model_type)
 VIDEO_CONTEXT = tok[VIDEO_TOKEN]
 
 

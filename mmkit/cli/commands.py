@@ -9,6 +9,7 @@ from ..errors import MmkitError
 from .check import check
 from .common import silence_logs
 from .compare import compare
+from .diff import diff
 from .doctor import doctor
 from .eject import eject
 from .new import examples, new_command
@@ -39,6 +40,7 @@ app = typer.Typer(
 app.command()(show)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(check)
 app.command()(compare)
+app.command()(diff)
 app.command()(doctor)
 app.command("new")(new_command)
 app.command()(examples)

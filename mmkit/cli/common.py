@@ -18,13 +18,19 @@ import numpy as np
 from typer import Argument, Option
 
 from ..errors import MmkitError, SpecError
+from ..importing import import_named
 from ..language.items import ItemType
 from ..model_spec import ModelSpec
 from ..plan.pieces import compare_pieces
 from ..plan.plan import Plan
 
 Spec = Annotated[
-    str, Argument(metavar="SPEC", help="A spec, as package.module:SPEC.", show_default=False)
+    str,
+    Argument(
+        metavar="SPEC",
+        help="A spec, as package.module:SPEC, or the file of a document.",
+        show_default=False,
+    ),
 ]
 FOLDER = Option(metavar="DIR", help="Folder of a checkpoint; it needs no weights.")
 Config = Annotated[Path, FOLDER]
@@ -44,6 +50,34 @@ def find_shipped(path: str) -> Path:
     if in_wheel.exists():
         return in_wheel
     return cli.parents[1] / path
+
+
+def load_spec(target: str, *, import_functions: bool = False) -> ModelSpec:
+    """Return the spec that ``package.module:SPEC`` names, or that of a document.
+
+    Functions that a document names cannot be called, unless they are imported.
+
+    Args:
+        target: a name, or the file of a document, which ends in ``.json``.
+        import_functions: import the functions of a document.
+
+    Raises:
+        MmkitError: there is no such spec, or no such file.
+        SpecError: the document is malformed.
+    """
+    if not target.endswith(".json"):
+        spec: ModelSpec = import_named(target, ModelSpec)
+        return spec
+    from ..document import FunctionStubs, from_document
+
+    try:
+        text = Path(target).read_bytes()
+    except OSError as error:
+        raise MmkitError(target, "the file of a document", describe_error(error)) from error
+    functions = None if import_functions else FunctionStubs()
+    return from_document(
+        text, ModelSpec, functions=functions, import_functions=import_functions, where=target
+    )
 
 
 def find_checkpoint(folder: str | Path, option: str = "--config") -> Path:

@@ -8,6 +8,7 @@ picture that cannot be read or written (`MmkitError`).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +26,6 @@ from rich.text import Text
 from typer import Option
 
 from ..errors import InputError, MmkitError, convert_errors
-from ..importing import import_named
 from ..language.expr import STATIC, Scope, evaluate
 from ..language.field import Field
 from ..language.items import write_shape
@@ -33,7 +33,6 @@ from ..language.layout import Fixed
 from ..language.modality import Modality
 from ..language.node import Dependency, dependencies, write_source
 from ..language.spec import Declaration, Output
-from ..model_spec import ModelSpec
 from ..plan.modality import BoundModality
 from ..plan.plan import Plan, Preview
 from .common import (
@@ -44,6 +43,7 @@ from .common import (
     count_noun,
     describe_error,
     describe_pieces,
+    load_spec,
     open_checkpoint,
     parse_items,
     shorten,
@@ -52,6 +52,7 @@ from .folding import fold_repetitions
 
 Prompt = Annotated[str | None, Option(help='A text, or token ids as "1,2,3".')]
 Items = Annotated[list[str] | None, Option(metavar="MODALITY=FORM", help="As image=640x480.")]
+Json = Annotated[bool, Option("--json", help="Print the spec as a document, and nothing else.")]
 Svg = Annotated[str | None, Option(metavar="FILE", help="Write a picture.")]
 
 _COLOURS = ("blue", "magenta", "green", "cyan")
@@ -74,13 +75,17 @@ def show(
     prompt: Prompt = None,
     item: Items = None,
     svg: Svg = None,
+    as_json: Json = False,
     trust_remote_code: Trust = False,
 ) -> None:
     """Show a spec, its values for a checkpoint, and what becomes of a prompt.
 
     An item is zeros, sizes, JSON or a file.
     """
-    declared: ModelSpec = import_named(spec, ModelSpec)
+    declared = load_spec(spec, import_functions=trust_remote_code)
+    if as_json:
+        print_document(declared)
+        return
     parts: list[RenderableType]
     if config is not None:
         info = open_checkpoint(declared, config, trust_remote_code=trust_remote_code)
@@ -96,6 +101,13 @@ def show(
         Console().print(Group(*parts))
     else:
         _save_picture(parts, f"mmkit show {declared.name}", svg)
+
+
+def print_document(spec: Declaration) -> None:
+    """Print a spec as a document."""
+    from ..document import to_document
+
+    print(json.dumps(to_document(spec), indent=2, ensure_ascii=False))
 
 
 def _save_picture(parts: Sequence[RenderableType], title: str, svg: str) -> None:

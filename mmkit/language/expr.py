@@ -419,9 +419,18 @@ def later(function: Callable[..., Any]) -> Callable[..., Any]:
                 return Expr("later", (function, *args))
         return function(*args)
 
-    if not hasattr(function, "__name__"):
-        return call
-    return wraps(function)(call)
+    if hasattr(function, "__name__"):
+        call = wraps(function)(call)
+    call.function = function  # type: ignore[attr-defined]
+    call.is_later = True  # type: ignore[attr-defined]
+    return call
+
+
+def unwrap_later(function: Any) -> Any:
+    """Return the function that `later` was called with; any other function as it is."""
+    if getattr(function, "is_later", False) is True:
+        return function.function
+    return function
 
 
 def where(test: Condition, then: Value | Node, other: Value | Node) -> Expr:

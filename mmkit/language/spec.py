@@ -246,6 +246,7 @@ _ROOT = __name__.removesuffix(".language.spec")  # not always mmkit: a package m
 _DECLARING_MODULES = (
     f"{_ROOT}.language.spec",
     f"{_ROOT}.language.named_part",
+    f"{_ROOT}.document.convert",
     f"{_ROOT}.model_spec",
 )
 """The modules of mmkit through whose functions a spec is declared or registered."""

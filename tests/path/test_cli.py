@@ -127,6 +127,19 @@ def test_without_a_request_the_largest_items_are_shown() -> None:
     assert "mark[0] · 2 prompt[2:3], 1 row" in output
 
 
+def test_a_spec_is_printed_as_a_document_that_is_shown_and_compared(tmp_path: Path) -> None:
+    shown = invoke("show", TERRA, "--json")
+    assert shown.status == 0
+    file = tmp_path / "terra.json"
+    file.write_text(shown.output)
+    assert json.loads(shown.output)["outputs"][0]["decode"] == "examples.terra.frames:decode_frame"
+    assert "layout embed(cfg.pad_token_id)" in invoke("show", file).output
+    assert invoke("diff", TERRA, file) == (0, "✓ They declare the same.", "")
+    file.write_text(shown.output.replace("1000.0", "1.5"))
+    differing = "modalities.actions.item.bound - 1000.0 + 1.5 1 difference"
+    assert invoke("diff", TERRA, file) == (1, differing, "")
+
+
 def test_a_prompt_without_items_is_shown_as_it_is() -> None:
     output = invoke("show", f"{__name__}:TWO", *ON_TERRA, "--prompt", "1,2,3").output
     assert output.endswith("becomes 3 tokens 1 2 3")
@@ -254,6 +267,7 @@ FILES = {
     "UNREADABLE/config.json": "{}",
     "UNLOADABLE/config.json": (CHECKPOINT / "config.json").read_text().replace("LlamaActionForCausalLM", "Unloadable"),
     "mmkit_refused.py": "from mmkit import ModelSpec\nSPEC = ModelSpec('a')\n",
+    "VERSION.json": '{"mmkit": 2}',
     "L99.toml": 'L99 = "?"',
     "NO_REASON.toml": "independence = 3",
     "NO_TOML.toml": "independence",
@@ -271,6 +285,8 @@ REFUSED = {
     "show examples.terra.spec:MARS": "got AttributeError: module 'examples.terra.spec' has no attribute 'MARS'.",
     "check json:loads --config HERE": "json:loads: expected a ModelSpec, got a function.",
     "show mmkit_refused:SPEC": "mmkit_refused:SPEC: spec 'a': expected at least one modality, got none.",
+    "show nowhere.json": "nowhere.json: expected the file of a document, got no such file or directory.",
+    "diff SPEC TMP/VERSION.json": "VERSION.json, mmkit: expected 1, got 2.",
     "show SPEC --config nowhere": f"nowhere: expected a folder with a config.json, got no such folder. {GIVE}",
     "check SPEC --config docs": "--config docs: expected a folder with a config.json, got a folder without one.",
     "show SPEC --config TMP/UNREADABLE": "expected a checkpoint that vLLM can read, got ",

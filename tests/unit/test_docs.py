@@ -15,6 +15,7 @@ TESTS = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.
 REFERENCE = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
 PUBLIC_MODULES = [
     "__init__",
+    "document/__init__",
     "model/sampling",
     "serve/__init__",
     "serve/client",
