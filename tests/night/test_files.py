@@ -345,7 +345,11 @@ def test_sounds(sounds: Routes) -> None:
         file = files.sound(name, samples)
         all_files.append(file._replace(expected=None) if is_refused(name) else file)
     assert len(all_files) >= 30
-    refused = [file.name for file in all_files if isinstance(check_file(sounds, file, read_sound(file)), str)]
+    refused = []
+    for file in all_files:
+        value = None if is_refused(file.name) else read_sound(file)
+        if isinstance(check_file(sounds, file, value), str):
+            refused.append(file.name)
     assert set(refused) >= {"no sample", "cut in its header", "cut FLAC", "an empty sound", "a text as a sound"}
 
 
@@ -361,7 +365,7 @@ def test_every_coding_of_clips_has_the_right_answers(sounds: Routes, name: str) 
 
     def is_right(seed: int) -> bool:
         samples, answer = sample(seed)
-        samples = samples[:7900]  # a coding in blocks makes some more, and 8000 are the most
+        samples = samples[:7575]  # whole blocks of ADPCM, of 505; 8000 are the most
         part = {"type": "audio_url", "audio_url": {"url": data_url(files.sound(name, samples))}}
         content = [part, {"type": "text", "text": sounds.question}]
         body = {"model": "m", "messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 16}
