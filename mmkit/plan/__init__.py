@@ -14,6 +14,9 @@
 - `largest`: the largest item, for which vLLM reserves memory;
 - `placement`, `merging`, `text_targets`: where the layouts of all items stand in the prompt;
 - `rehearsal`: the checks that run a spec on items before the first request;
+- `outline`: what follows from the facts of items alone, for routers and planners;
+- `files`: files of images and audio, as vLLM's loaders take them;
+- `hashes`: the keys by which vLLM's caches know items;
 - `memo`: what a frozen plan may still learn;
 - `encoder_rows`, `soundness`: the rows that encoders make and callers send;
 - `output`: what the model may say, as arrays.

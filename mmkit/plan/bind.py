@@ -195,6 +195,7 @@ class _Parts:
             guard=guard,
             outputs=outputs,
             plans_for_options=Memo(MAX_PLANS_FOR_OPTIONS),
+            make_for_options=plan_for_options,
         )
 
 

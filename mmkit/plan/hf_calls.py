@@ -44,6 +44,10 @@ class LazyProcessor:
         """The processor itself."""
         return self._load(**self._options)
 
+    def with_options(self, options: Mapping[str, Any]) -> LazyProcessor:
+        """Return the processor that the options of a request configure."""
+        return LazyProcessor(self._load, options)
+
     def select_for(self, kind: ItemType) -> LazyProcessor:
         """Return the processor with only those options that concern the items of a type."""
         options = select_options(kind, self._options)

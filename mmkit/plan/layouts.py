@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -209,6 +209,18 @@ class LayoutEvaluator:
         if self.is_opaque:
             return None
         return _find_field_names(self._dependencies)
+
+    def find_reads_beyond(self, names: Collection[str]) -> list[str]:
+        """Return the source of what the layout and the targets read of other fields than these.
+
+        What a function reads is not among it.
+        """
+        reads = set()
+        for dependency in self._dependencies:
+            is_field = dependency.root == "fields"
+            if is_field and not (dependency.keys and dependency.keys[0] in names):
+                reads.add(repr(dependency))
+        return sorted(reads)
 
     @cached_property
     def is_opaque(self) -> bool:

@@ -41,7 +41,7 @@ from .layouts import LayoutEvaluator, NoEncoderRows, TooManyRows, make_evaluator
 from .memo import Once
 from .parsing import ItemBatch, ItemParser
 from .placement import ItemLayout
-from .processing import FieldProcessor, ProcessedFields
+from .processing import FieldProcessor, FieldsOfFacts, ProcessedFields
 from .scopes import ItemScopes
 
 
@@ -198,7 +198,9 @@ class BoundModality:
             layout = evaluator.lay_out(item.value, item.index, item.count, item.fields)
         except NoEncoderRows as error:
             remedy = "Send a larger one."
-            if self.item.vllm_modality == "audio" and not item.is_embedding:
+            is_outlined = isinstance(item.fields, FieldsOfFacts)
+            may_process = not (is_outlined and self.needs_hf)
+            if self.item.vllm_modality == "audio" and not item.is_embedding and may_process:
                 least_length = self.least_length_cell.get(self._find_least_length)
                 remedy = f"Send one of at least {least_length} samples."
             raise InputError(error.where, error.expected, error.got, remedy) from error

@@ -68,6 +68,11 @@ class Embedding(Fields):
         rows: torch.Tensor = next(iter(self.values()))
         return rows
 
+    @property
+    def content(self) -> Any:
+        """What the hash of the item covers."""
+        return dict(self) if len(self) > 1 else self.rows
+
 
 @dataclass(frozen=True, eq=False)
 class ItemParser:

@@ -6,7 +6,7 @@ and the vocabulary. A plan evaluates layouts once per item geometry, and caches 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,12 +16,15 @@ import msgspec
 import torch
 
 from ..errors import InputError, SpecError, convert_errors, report_as_options_error
+from ..language.items import select_options
 from ..language.layout import EndingWith, Target
+from ..language.node import dependencies
 from ..language.spec import Declaration
 from ..language.vocabulary import Vocabulary, check_spec_ids, describe_id, read_text_config
-from . import placement, text_targets
+from . import outline, placement, text_targets
 from .guard import PlaceholderGuard
-from .hf_calls import HFCall, call_together
+from .hashes import ItemHasher
+from .hf_calls import HFCall, LazyProcessor, call_together
 from .item import Item, group_by_modality, make_batches, make_items
 from .memo import Memo
 from .merging import MergedRuns
@@ -77,6 +80,7 @@ class Plan:
         guard: the placeholder ids, against which prompts and samples are guarded.
         outputs: the bound outputs, by name.
         plans_for_options: caches the plans for distinct `mm_processor_kwargs`.
+        make_for_options: returns the plan for others; see `mmkit.plan.bind.plan_for_options`.
     """
 
     spec: Declaration
@@ -88,6 +92,7 @@ class Plan:
     guard: PlaceholderGuard
     outputs: Mapping[str, BoundOutput]
     plans_for_options: Memo
+    make_for_options: Callable[[Plan, Mapping[str, Any], Any], Plan]
 
     @property
     def vocab_size(self) -> int:
@@ -142,6 +147,59 @@ class Plan:
         for name, items_of_modality in group_by_modality(items).items():
             fields[name] = [item.fields for item in items_of_modality]
         return Preview(placed.token_ids, placed.placements, fields)
+
+    def outline(
+        self,
+        prompt: Prompt,
+        data: Mapping[str, object],
+        *,
+        options: Mapping[str, Any] = EMPTY,
+        uuids: Mapping[str, Sequence[str | None]] = EMPTY,
+        cache_salt: str | None = None,
+        hasher: ItemHasher | None = None,
+    ) -> outline.Outline:
+        """Return what follows of a request from the facts of its items alone.
+
+        Ids, placements and rows are those of vLLM's path. No item is processed.
+
+        Args:
+            prompt: a text, or token ids.
+            data: by modality, the facts of items (`ImageFacts`, an `ImageFile`), or items as a
+                caller writes them into ``multi_modal_data``.
+            options: the request's `mm_processor_kwargs`. A plan whose spec reads the processor has
+                to be bound with a `LazyProcessor` then.
+            uuids: the request's `multi_modal_uuids`.
+            cache_salt: the request's `cache_salt`, which concerns uuids only.
+            hasher: makes the keys of items with content or a uuid; None leaves them out.
+
+        Raises:
+            InputError: vLLM's path would refuse the request too.
+            NeedsProcessing: the layout of a modality reads what only processing tells.
+        """
+        items = self.parse_facts(data, uuids, cache_salt)
+        plan = self
+        if options:
+            plan = self._find_plan_for_options(options)
+        rows: dict[str, list[int]] = {}
+        hashes: dict[str, list[str | None]] = {}
+        fields: dict[str, ProcessedFields] = {}
+        uncomputed_fields: dict[str, list[str]] = {}
+        for name, items_of_modality in group_by_modality(items).items():
+            modality = plan._find_modality(name)
+            with plan.blame_options():
+                outline.lay_out(items_of_modality, modality, may_be_larger=bool(options))
+            hash_options: dict[str, Any] = {}
+            if options:
+                selected = select_options(self.modalities[name].item, options)
+                hash_options = {"mm_processor_kwargs": selected}
+            hashes[name] = outline.hash_items(items_of_modality, modality, hasher, hash_options)
+            rows[name] = [item.layout.tokens.num_embeds for item in items_of_modality]
+            fields[name] = [item.fields for item in items_of_modality]
+            uncomputed_fields[name] = outline.list_uncomputed_fields(items_of_modality, modality)
+        placed = self.place_items(self.encode(prompt), items)
+        return outline.Outline(
+            placed.token_ids, placed.placements, rows, hashes, fields, uncomputed_fields
+        )
 
     def expand(self, prompt: Prompt, data: Mapping[str, object]) -> list[int]:
         """Return the ids of a prompt with the layouts of its items.
@@ -240,11 +298,7 @@ class Plan:
         Raises:
             InputError: they are malformed, or more than the spec's limit.
         """
-        if not isinstance(data, Mapping):
-            expected, got = "a dict of items by modality", f"a {type(data).__name__}"
-            remedy = f'Write {{"{next(iter(self.modalities))}": [...]}}.'
-            raise InputError(f"{self.spec.name}.multi_modal_data", expected, got, remedy)
-        self.check_names(data)
+        self._check_data(data)
         items: list[Item] = []
         for name, data_of_modality in data.items():
             modality = self.modalities[name]
@@ -252,6 +306,27 @@ class Plan:
             modality.parser.check_present(batch, "None")
             modality.parser.check_count(batch.total, modality.limit)
             items += make_items(name, batch)
+        return items
+
+    def parse_facts(
+        self,
+        data: Mapping[str, object],
+        uuids: Mapping[str, Sequence[str | None]] = EMPTY,
+        cache_salt: str | None = None,
+    ) -> list[Item]:
+        """Return the items of a request of which only facts may be known; see `outline`.
+
+        Raises:
+            InputError: items or facts that vLLM's path would refuse, or other uuids than items.
+        """
+        self._check_data(data)
+        items: list[Item] = []
+        for name, data_of_modality in data.items():
+            modality = self.modalities[name]
+            parsed = outline.parse_modality(modality, data_of_modality, self.hidden_size)
+            if uuids.get(name) is not None:
+                outline.name_items(modality, parsed, uuids[name], cache_salt)
+            items += parsed
         return items
 
     def process(self, batches: BatchesByModality) -> dict[str, ProcessedFields]:
@@ -433,6 +508,14 @@ class Plan:
                     raise InputError(where, expected, describe_id(token), remedy) from None
             raise
 
+    def _check_data(self, data: object) -> None:
+        """Refuse what is no dict of items by modality, and modalities that the model lacks."""
+        if not isinstance(data, Mapping):
+            expected, got = "a dict of items by modality", f"a {type(data).__name__}"
+            remedy = f'Write {{"{next(iter(self.modalities))}": [...]}}.'
+            raise InputError(f"{self.spec.name}.multi_modal_data", expected, got, remedy)
+        self.check_names(data)
+
     def check_names(self, data: Iterable[str]) -> None:
         """Refuse data of modalities that the model does not have.
 
@@ -525,6 +608,36 @@ class Plan:
                 field_processor = self.modalities[name].field_processor
                 fields[name] = field_processor.finish(outputs, batches[name])
         return fields
+
+    def _find_plan_for_options(self, options: Mapping[str, Any]) -> Plan:
+        """Return the plan for the `mm_processor_kwargs` of a request.
+
+        Raises:
+            OptionsError: options with which the spec cannot be bound.
+            SpecError: the options may change the processor that the spec reads, and the plan was
+                bound with a processor that cannot be loaded with them.
+        """
+        scope = self.environment.scope
+        processor = scope.proc
+        if isinstance(processor, LazyProcessor):
+            processor = processor.with_options(options)
+        elif processor is not None and self._reads_processor:
+            expected = "a processor that is loaded with the options of a request"
+            got = f"a {type(processor).__name__} that is loaded already"
+            remedy = "Bind the spec with processor=LazyProcessor(load)."
+            raise SpecError(self.options_where, expected, got, remedy)
+        return self.make_for_options(self, {**scope.kwargs, **options}, processor)
+
+    @cached_property
+    def _reads_processor(self) -> bool:
+        """Whether what items become in the prompt may depend on the Hugging Face processor."""
+        for modality in self.spec.modalities:
+            fields = list(modality.fields.values())
+            parts = (modality.item, modality.layout, modality.update, fields)
+            roots = {dependency.root for dependency in dependencies(parts)}
+            if not roots.isdisjoint(("proc", "function")):
+                return True
+        return False
 
     def _find_modality(self, name: str) -> BoundModality:
         """Return a modality.

@@ -26,6 +26,54 @@ ProcessedFields: TypeAlias = Sequence[dict[str, Any]]
 included."""
 
 
+class NeedsProcessing(SpecError):
+    """The layout of an item reads a field that does not follow from the facts of the item.
+
+    Attributes:
+        reads: the source of what it reads.
+    """
+
+    reads: list[str]
+
+
+class FieldsOfFacts(Fields):
+    """The fields of an item that follow from its facts; reading another one is an error.
+
+    Functions read fields in any of these ways.
+
+    Raises:
+        NeedsProcessing: names the other field.
+    """
+
+    __slots__ = ()
+
+    def __missing__(self, name: str) -> Any:
+        raise make_needs_processing("", [f"fields.{name}"])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # `copy` and `pickle` probe for these
+            raise AttributeError(name)
+        return self[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name]
+
+
+def make_needs_processing(where: str, reads: Sequence[str]) -> NeedsProcessing:
+    """Return the error of a layout that reads more than the facts of an item.
+
+    Args:
+        where: names the layout; empty where the error is raised inside `locate_errors`.
+        reads: the source of what it reads.
+    """
+    expected = "a layout that follows from the facts of an item"
+    got = f"{', '.join(reads)}, which only processing tells"
+    remedy = "Call expand() with the items, or state it from item.* in the spec."
+    error = NeedsProcessing(where, expected, got, remedy)
+    error.reads = list(reads)
+    return error
+
+
 @dataclass(frozen=True, slots=True)
 class FieldStep:
     """One field, in the order in which fields are computed.
@@ -108,8 +156,15 @@ class FieldProcessor:
             return self.run(ItemBatch.whole([value]))[0]
 
     def derive_from_facts(self, batch: ItemBatch) -> list[dict[str, Any]]:
-        """Return the fields `from_facts` of canonical items."""
-        parts: list[dict[str, Any]] = [Fields() for _ in batch.values]
+        """Return the fields `from_facts` of items.
+
+        Args:
+            batch: canonical items, or their facts, as scopes have them.
+
+        Raises:
+            InputError: a function of the spec refuses an item of a request.
+        """
+        parts: list[dict[str, Any]] = [FieldsOfFacts() for _ in batch.values]
         scopes = self._make_scopes(batch, parts)
         for step in self._steps:
             if step.name not in self.from_facts:

@@ -127,8 +127,8 @@ class EmbedItems(vllm_parse.EmbeddingItems):
         self.data: Any = list(embeddings)
 
     def get_item_for_hash(self, index: int) -> object:
-        embedding = self.get(index)
-        return dict(embedding) if len(embedding) > 1 else embedding.rows
+        embedding: Embedding = self.get(index)
+        return embedding.content
 
 
 class Parser(vllm_parse.MultiModalDataParser):

@@ -8,15 +8,14 @@ what stands in its place, which passes on all that is not a spec's.
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, wraps
-from hashlib import blake2b
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from ..errors import InputError
+from ..plan.hashes import salt_uuid
 from ..plan.plan import Plan
 from . import chat, media
 from .admission import TRUST, admit
@@ -81,14 +80,8 @@ def salt_uuids(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
     for name, uuids in uuids_by_modality.items():
         if isinstance(uuids, str):
             uuids = [uuids]
-        salted[name] = [_salt_uuid(uuid, salt) for uuid in uuids or ()]
+        salted[name] = [salt_uuid(uuid, salt) for uuid in uuids or ()]
     return {**prompt, "multi_modal_uuids": salted}
-
-
-def _salt_uuid(uuid: Any, salt: Any) -> Any:
-    if not isinstance(uuid, str):  # none, or one that the processor refuses
-        return uuid
-    return blake2b(json.dumps([salt, uuid]).encode(), digest_size=24).hexdigest()
 
 
 def wrap_default_chat_tok_params(default_chat_tok_params: Any) -> Any:

@@ -19,6 +19,7 @@ from ..language.items import select_options
 from ..plan.bind import plan_for_options
 from ..plan.hf_calls import LazyProcessor
 from ..plan.item import Item, group_by_modality
+from ..plan.outline import check_uuid
 from ..plan.placement import PlacedPrompt
 from ..plan.plan import Plan
 from .compat import SKIPS_LARGE
@@ -30,7 +31,7 @@ from .exchange import (
     make_entry,
     update_local_cache,
 )
-from .hashes import ItemHasher, make_unique_hashes
+from .hashes import VllmItemHasher
 from .info import ProcessingInfo
 from .items import Offloaded, make_engine_input, make_kwargs_item
 
@@ -74,7 +75,9 @@ class RequestPipeline:
         send_row_counts: whether the model receives the number of encoder rows of each item.
     """
 
-    def __init__(self, info: ProcessingInfo, hasher: ItemHasher, *, send_row_counts: bool) -> None:
+    def __init__(
+        self, info: ProcessingInfo, hasher: VllmItemHasher, *, send_row_counts: bool
+    ) -> None:
         self.plan: Plan = info.plan
         self._info = info
         self._hasher = hasher
@@ -212,16 +215,13 @@ def check_request(plan: Plan, request: Request) -> None:
     if not isinstance(request.prompt, str):
         plan.check_ids(request.prompt)
     for item in request.items:
-        if not isinstance(item.uuid, str | None):
-            where = f"{plan.modalities[item.modality].where}[{item.index}]"
-            got = f"{type(item.uuid).__name__} {item.uuid!r}"
-            raise InputError(where, "a string in multi_modal_uuids", got)
+        check_uuid(item, plan.modalities[item.modality])
 
 
 # -- 2: hash ---------------------------------------------------------------------------------------
 
 
-def hash_items(plan: Plan, hasher: ItemHasher, request: Request) -> None:
+def hash_items(plan: Plan, hasher: VllmItemHasher, request: Request) -> None:
     """Fill in the hash of each item.
 
     A request whose items are processed in other processes takes the steps twice, and is hashed
@@ -232,15 +232,11 @@ def hash_items(plan: Plan, hasher: ItemHasher, request: Request) -> None:
             item.hash = item_hash
         return
     for name, items in group_by_modality(request.items).items():
-        modality = plan.modalities[name]
-        if modality.is_never_kept:
-            hashes = make_unique_hashes(len(items))
-        else:
-            hashes = hasher.hash_items(items, _options_of_modality(plan, request, name))
-            if not modality.may_cache(len(items)):
-                hashes = hasher.hash_together(hashes)
-        for item, item_hash in zip(items, hashes, strict=True):
-            item.hash = item_hash
+        options = _options_of_modality(plan, request, name)
+        hashes = hasher.hash_items(plan.modalities[name], items, options)
+        for item, key in zip(items, hashes, strict=True):
+            assert key is not None  # vLLM hashes anything
+            item.hash = key
     if request.offloaded is not None:
         request.offloaded.hashes = [item.hash for item in request.items]
 

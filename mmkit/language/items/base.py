@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -13,6 +14,7 @@ import numpy as np
 from ...errors import InputError, SpecError, locate_errors
 from ..expr import Scope
 from ..node import Part, evaluate_all
+from .facts import Facts
 from .memory import copy_if_shared
 from .size import Between
 from .size import get_ends as get_ends
@@ -56,6 +58,8 @@ class ItemType(Part):
         remedy: what to state in a spec that does not accept the items that mmkit makes.
         most_bytes: the bytes of the largest item that a spec may state.
         num_sizes: how many sizes an item has.
+        facts_class: the class of the facts that stand for an item without its content; None where
+            a caller has to send the item itself.
     """
 
     _is_named = True
@@ -74,6 +78,7 @@ class ItemType(Part):
     small_sizes: ClassVar[tuple[tuple[int, ...], ...]] = ()
     remedy: ClassVar[str] = ""
     most_bytes: ClassVar[int] = 2 * GIB
+    facts_class: ClassVar[type[Facts] | None] = None
 
     def bind(self, scope: Scope) -> Self:
         """Return this item type with its expressions evaluated on `cfg` and `proc`.
@@ -154,6 +159,40 @@ class ItemType(Part):
             index: its position among the items of its modality.
         """
         raise NotImplementedError
+
+    def state_facts(self, value: Any) -> Facts:
+        """Return the facts of a canonical item, as a caller states them without the item.
+
+        The item type has a `facts_class`.
+        """
+        facts = self.facts(value, 0)
+        arguments = {}
+        for name in self._fact_names:
+            if hasattr(facts, name):
+                arguments[name] = getattr(facts, name)
+        return self.facts_class(**arguments)  # type: ignore[misc]
+
+    def check_facts(self, facts: Facts, where: str) -> SimpleNamespace:
+        """Return the value of the root `item`, without an index, for the facts of an item.
+
+        Raises:
+            InputError: the facts of another type of item, or of an item that the spec refuses.
+        """
+        self._check_facts_class(facts, where)
+        for name, bound in zip(facts.size_names, self.bounds(), strict=True):
+            _check_fact(getattr(facts, name), bound, f"{where}.{name}")
+        return SimpleNamespace(**{name: getattr(facts, name) for name in self._fact_names})
+
+    def _check_facts_class(self, facts: Facts, where: str) -> None:
+        if self.facts_class is None:
+            raise InputError(where, self.expected, "facts of one", "Send the item itself.")
+        if not isinstance(facts, self.facts_class):
+            raise InputError(where, self.facts_class.__name__, type(facts).__name__)
+
+    @property
+    def _fact_names(self) -> list[str]:
+        declared: Any = self.facts_class
+        return [field.name for field in dataclass_fields(declared)]
 
     def texts(self, value: Any) -> Iterator[tuple[str, str]]:
         """Yield the texts in a canonical item, each with its path in the item.
@@ -331,3 +370,17 @@ def repeat_values(values: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndar
 def count_drawn_values(shape: Sequence[int]) -> int:
     """Return how many values are drawn for a random array of a shape."""
     return min(math.prod(shape), _MAX_DRAWN)
+
+
+def _check_fact(size: object, bound: Between, where: str) -> None:
+    """Refuse a size that no item has.
+
+    Raises:
+        InputError: it is no whole number, or out of bounds.
+    """
+    if type(size) is int and bound.least <= size <= bound.most:
+        return
+    sizes = f"in {bound}"
+    if bound.most == math.inf:
+        sizes = f">= {bound.least}"
+    raise InputError(where, f"a whole number {sizes}", describe(size))

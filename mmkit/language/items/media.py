@@ -16,6 +16,7 @@ from ...errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, as_expression, as_expressions, to_python
 from ..node import Converted, parameter
 from .base import GIB, ItemType, count_drawn_values, repeat_values
+from .facts import AudioFacts, Facts, ImageFacts, VideoFacts
 from .pictures import check_file, import_pil, upright_rgb
 from .size import Between, Sizes, check_positive, check_size, convert_shapes, is_number
 from .values import (
@@ -100,6 +101,7 @@ class Image(_Media):
     kwargs_scope = "images_kwargs"
     size_hint = "WIDTHxHEIGHT"
     dummy_sizes = ("width", "height")
+    facts_class = ImageFacts
     small_sizes = ((1, 1), (32, 32))  # some image processors take no single pixel
 
     def for_function(self) -> Image:
@@ -202,6 +204,7 @@ class Video(_Media):
     kwargs_scope = "videos_kwargs"
     size_hint = "FRAMESxWIDTHxHEIGHT"
     dummy_sizes = ("num_frames", "width", "height")
+    facts_class = VideoFacts
     small_sizes = ((1, 32, 32),)
     most_bytes = 16 * GIB  # its frames are zeros, which take no memory until somebody reads them
 
@@ -242,6 +245,16 @@ class Video(_Media):
         return SimpleNamespace(
             index=index, frames=len(frames), width=width, height=height, metadata=metadata
         )
+
+    def check_facts(self, facts: Facts, where: str) -> SimpleNamespace:
+        checked = super().check_facts(facts, where)
+        if not self.metadata:
+            checked.metadata = None
+        elif checked.metadata is None:
+            raise InputError(where, "facts with metadata", "facts without metadata")
+        else:
+            _check_metadata(checked.metadata, checked.frames, f"{where}, metadata")
+        return checked
 
     def scale_sizes(self, sizes: Sequence[int], fraction: float) -> list[int]:
         # Fewer frames come first. They become smaller only where not even one is left.
@@ -334,6 +347,7 @@ class Audio(_Media):
     kwargs_scope = "audio_kwargs"
     size_hint = "a number of samples"
     dummy_sizes = ("length",)
+    facts_class = AudioFacts
     small_sizes = ((1,),)
 
     def _is_one(self, data: Sequence[Any]) -> bool:
@@ -350,8 +364,7 @@ class Audio(_Media):
         array = as_array(samples, where, _AUDIO)
         if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.floating):
             raise InputError(where, _AUDIO, f"shape {array.shape}, dtype {array.dtype}")
-        if rate is not None and not (is_number(rate) and 1 <= rate < math.inf):
-            raise InputError(where, "a sampling rate >= 1 in Hz", repr(rate))
+        _check_rate(rate, where)
         magnitude = check_finite(array, where)
         self._check_scale(magnitude, where)
         array = np.ascontiguousarray(array, dtype=np.float32)
@@ -379,19 +392,41 @@ class Audio(_Media):
         self, samples: np.ndarray[Any, Any], rate: float, where: str
     ) -> np.ndarray[Any, Any]:
         """Return samples at the spec's rate, resampled from `rate` in Hz."""
-        if self.rate is None:
-            expected = "samples alone, since the spec states no sampling rate"
-            raise InputError(where, expected, f"{rate:g} Hz", "Send the array.")
+        length = self._count_resampled(len(samples), rate, where)
         before, after = round(rate), round(self.rate)
         if before == after:
             return samples
-        length = -(-len(samples) * after // before)  # the ceiling, exact for any length
-        self._check_length(length, len(samples), rate, where)
         resampled = _resample_by_library(samples, before, after, where)
         # soxr makes one sample less than torchaudio at times
         audio = np.zeros(length, np.float32)
         audio[: len(resampled)] = resampled[:length]
         return audio
+
+    def _count_resampled(self, count: int, rate: float, where: str) -> int:
+        """Return how many samples become of some at `rate` in Hz.
+
+        Raises:
+            InputError: the spec states no rate, or there would be too many.
+        """
+        if self.rate is None:
+            expected = "samples alone, since the spec states no sampling rate"
+            raise InputError(where, expected, f"{rate:g} Hz", "Send the array.")
+        before, after = round(rate), round(self.rate)
+        if before == after:
+            return count
+        length: int = -(-count * after // before)  # the ceiling, exact for any length
+        self._check_length(length, count, rate, where)
+        return length
+
+    def check_facts(self, facts: Facts, where: str) -> SimpleNamespace:
+        self._check_facts_class(facts, where)
+        sound: Any = facts
+        _check_rate(sound.rate, where)
+        if type(sound.length) is int and sound.length >= 1 and sound.rate is not None:
+            sound = AudioFacts(length=self._count_resampled(sound.length, sound.rate, where))
+        checked = super().check_facts(sound, where)
+        del checked.rate
+        return checked
 
     def _check_length(self, length: int, before: int, rate: float, where: str) -> None:
         """Refuse audio that would be too long once resampled, before it is resampled."""
@@ -420,6 +455,11 @@ class Audio(_Media):
 
     def num_bytes(self, sizes: Sequence[int]) -> int:
         return 4 * sizes[0]
+
+
+def _check_rate(rate: Any, where: str) -> None:
+    if rate is not None and not (is_number(rate) and 1 <= rate < math.inf):
+        raise InputError(where, "a sampling rate >= 1 in Hz", repr(rate))
 
 
 def _make_random_pixels(

@@ -14,6 +14,7 @@ from ...errors import InputError, SpecError, locate_errors
 from ..expr import Scope
 from ..node import dependencies
 from .base import ItemType
+from .facts import Facts, RecordFacts
 from .values import describe
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class Record(ItemType):
     vllm_modality = ""
     accepted_types = (Mapping, list, tuple)
     size_hint = "a dict of its parts in JSON"
+    facts_class = RecordFacts
 
     def __init__(self, **parts: ItemType) -> None:
         if not parts:
@@ -99,8 +101,13 @@ class Record(ItemType):
         part = self.parts[name]
         if self._scope is None or not dependencies(part):
             return part
-        facts = SimpleNamespace(**self._facts_of_parts(before))
-        return _bind_part(name, part, self._scope.for_item(facts, None))
+        return self._bind_after(name, self._facts_of_parts(before))
+
+    def _bind_after(self, name: str, facts: Mapping[str, SimpleNamespace]) -> ItemType:
+        """Return the item type of a part, bound to the facts of the parts before it, by name."""
+        assert self._scope is not None
+        scope = self._scope.for_item(SimpleNamespace(**facts), None)
+        return _bind_part(name, self.parts[name], scope)
 
     @property
     def is_field(self) -> bool:  # type: ignore[override]
@@ -125,6 +132,23 @@ class Record(ItemType):
 
     def facts(self, value: Mapping[str, Any], index: int) -> SimpleNamespace:
         return SimpleNamespace(index=index, **self._facts_of_parts(value))
+
+    def state_facts(self, value: Mapping[str, Any]) -> Facts:
+        facts = {name: self.parts[name].state_facts(part) for name, part in value.items()}
+        return RecordFacts(facts)
+
+    def check_facts(self, facts: Facts, where: str) -> SimpleNamespace:
+        self._check_facts_class(facts, where)
+        parts: Mapping[str, Facts] = getattr(facts, "parts", {})
+        if parts.keys() != self.parts.keys():
+            raise InputError(where, f"facts of {self.expected}", brief(list(parts)))
+        checked: dict[str, SimpleNamespace] = {}
+        for name in self.parts:
+            item_type = self.parts[name]
+            if self._scope is not None and dependencies(item_type):
+                item_type = self._bind_after(name, checked)
+            checked[name] = item_type.check_facts(parts[name], f"{where}.{name}")
+        return SimpleNamespace(**checked)
 
     def _facts_of_parts(self, value: Mapping[str, Any]) -> dict[str, SimpleNamespace]:
         """Return the facts of parts, without an index, which is the record's."""

@@ -17,6 +17,7 @@ from ...errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, Value, as_expression, as_expression_tuple, as_expressions
 from ..node import Converted, parameter
 from .base import ItemType, count_drawn_values, repeat_values
+from .facts import Facts, TensorFacts, TextFacts
 from .memory import copy_if_shared
 from .size import (
     Between,
@@ -106,6 +107,7 @@ class Tensor(ItemType):
     vllm_modality = ""
     accepted_types = (*ARRAYS, *SCALARS, list, tuple)
     size_hint = "a shape as 9x4"
+    facts_class = TensorFacts
     is_field = True
 
     @property
@@ -268,7 +270,16 @@ class Tensor(ItemType):
 
     def facts(self, value: torch.Tensor, index: int) -> SimpleNamespace:
         shape = tuple(value.shape)
-        return SimpleNamespace(index=index, shape=shape, length=shape[0] if shape else 1)
+        return SimpleNamespace(index=index, shape=shape, length=_find_length(shape))
+
+    def check_facts(self, facts: Facts, where: str) -> SimpleNamespace:
+        self._check_facts_class(facts, where)
+        shape = getattr(facts, "shape", None)
+        if isinstance(shape, (list, tuple)) and all(type(size) is int for size in shape):
+            shape = tuple(shape)
+            if fits(shape, self.shape):
+                return SimpleNamespace(shape=shape, length=_find_length(shape))
+        raise InputError(f"{where}.shape", write_shape(self.shape), describe(shape))
 
     def sizes(self, value: torch.Tensor) -> tuple[int, ...]:
         return tuple(value.shape)
@@ -330,6 +341,10 @@ class _Violations(NamedTuple):
     is_bad: torch.Tensor
     expected: str
     remedy: str
+
+
+def _find_length(shape: Sequence[int]) -> int:
+    return shape[0] if shape else 1
 
 
 def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:
@@ -461,6 +476,7 @@ class Text(ItemType):
     vllm_modality = ""
     accepted_types = (str, list, tuple)
     size_hint = "a number of characters"
+    facts_class = TextFacts
     remedy = "State its alphabet=, or a text as largest=."
 
     def bind(self, scope: Scope) -> Self:
