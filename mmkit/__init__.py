@@ -57,6 +57,7 @@ from .model_spec import ModelSpec as ModelSpec
 
 if TYPE_CHECKING:
     from .model.mixin import MultiModalModel as MultiModalModel
+    from .model.serving import serve_transformers as serve_transformers
 
 __version__ = "0.2.0"
 
@@ -66,4 +67,8 @@ def __getattr__(name: str) -> Any:
         from .model.mixin import MultiModalModel
 
         return MultiModalModel
+    if name == "serve_transformers":
+        from .model.serving import serve_transformers
+
+        return serve_transformers
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import importlib
 import os
+from typing import Any
 
-from .errors import MmkitError
+from .errors import MmkitError, SpecError
 
 VARIABLE = "MMKIT_MODULES"
 
@@ -47,6 +48,62 @@ def announce(module: str) -> None:
         return
     names.append(module)
     os.environ[VARIABLE] = ",".join(names)
+
+
+# -- architectures ---------------------------------------------------------------------------------
+
+_claimed: dict[str, str] = {}
+"""The modules of vLLM's classes of models of transformers, by architecture."""
+
+
+def is_of_script(module: str) -> bool:
+    """Return whether a module is a script, or is generated from a class of a script."""
+    return not set(MAIN_MODULES).isdisjoint(module.split("."))
+
+
+def find_registered_module(registered: Any) -> str | None:
+    """Return the module of the class that vLLM's registry has for an architecture."""
+    model = getattr(registered, "model_cls", None)
+    if model is not None:
+        return str(model.__module__)
+    module = getattr(registered, "module_name", None)
+    return None if module is None else str(module)
+
+
+def claim_architecture(name: str, module: str, registered: str | None) -> None:
+    """Store that a model of transformers has an architecture.
+
+    Args:
+        name: the architecture.
+        module: of vLLM's class.
+        registered: of the class that vLLM has for the name so far. vLLM's own may be replaced.
+
+    Raises:
+        SpecError: another package has registered a class of the name.
+    """
+    if registered is not None and not registered.startswith("vllm."):
+        _refuse_second(name, registered, module)
+    check_claim(name, module)
+    _claimed[name] = module
+
+
+def check_claim(name: str, module: str) -> None:
+    """Refuse a class with the architecture of a model of transformers of another package.
+
+    vLLM would take the one that was registered last.
+
+    Raises:
+        SpecError: names both.
+    """
+    _refuse_second(name, _claimed.get(name, module), module)
+
+
+def _refuse_second(name: str, module: str, other: str) -> None:
+    if module == other or is_of_script(module):  # a script may define a class again
+        return
+    expected = "one class of this name"
+    remedy = "Rename one of them, or leave the plugin of its package out of VLLM_PLUGINS."
+    raise SpecError(f"architecture {name}", expected, f"{module} and {other}", remedy)
 
 
 def _read_names() -> list[str]:

@@ -248,6 +248,7 @@ _DECLARING_MODULES = (
     f"{_ROOT}.language.named_part",
     f"{_ROOT}.document.convert",
     f"{_ROOT}.model_spec",
+    f"{_ROOT}.model.serving",
 )
 """The modules of mmkit through whose functions a spec is declared or registered."""
 

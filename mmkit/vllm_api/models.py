@@ -18,7 +18,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from ..plan.encoder_rows import rows_field
 from ..plan.plan import Plan
-from ..plugin import MAIN_MODULES
+from ..plugin import check_claim, is_of_script
 from . import patches
 from .compat import KEEPS_ON_CPU, RENDERS
 from .items import get_embeds_size
@@ -72,10 +72,11 @@ def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> N
     if not RENDERS:
         patches.install()
     MULTIMODAL_REGISTRY.register_processor(processor, info=info, dummy_inputs=dummy_inputs)(model)
+    check_claim(model.__name__, model.__module__)
     registered = ModelRegistry.models.get(model.__name__)
     if registered is None or getattr(registered, "module_name", None) != model.__module__:
         entry = model
-        if model.__module__ not in MAIN_MODULES:
+        if not is_of_script(model.__module__):
             entry = f"{model.__module__}:{model.__qualname__}"
         ModelRegistry.register_model(model.__name__, entry)
 

@@ -1,0 +1,59 @@
+"""Models of transformers that vLLM runs as they are, and some that it cannot run."""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from examples.series.reference import WavesForCausalLM
+from mmkit import Modality, ModelSpec, Tensor, batched
+
+
+class RightForCausalLM(WavesForCausalLM):
+    """It runs."""
+
+
+class ComputedForCausalLM(WavesForCausalLM):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.encoder.register_buffer("norm", self.encoder.up.weight.norm(), persistent=False)
+
+
+class ReadForCausalLM(WavesForCausalLM):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.scale = self.encoder.up.weight.norm().item()
+
+
+class SquaredForCausalLM(WavesForCausalLM):
+    """The head, and then a square."""
+
+    def forward(self, input_ids: Any = None, **inputs: Any) -> Any:
+        outputs = super().forward(input_ids, **inputs)
+        return (outputs[0].square(), *outputs[1:])
+
+
+class IdsForCausalLM(WavesForCausalLM):
+    """A `forward` of ids alone."""
+
+    def forward(self, input_ids: torch.Tensor) -> Any:  # type: ignore[override]
+        return super().forward(input_ids)
+
+
+class FixedForCausalLM(WavesForCausalLM):
+    """A decoder that computes attention itself."""
+
+    def get_decoder(self) -> Any:
+        return self.encoder
+
+
+class WithoutSpecForCausalLM(PreTrainedModel):
+    pass
+
+
+class WithoutEncoderForCausalLM(WavesForCausalLM):
+    embed_series = None  # type: ignore[assignment]
+
+
+class RawForCausalLM(WavesForCausalLM):
+    mm_spec = ModelSpec("raw", Modality("image", item=Tensor((2,)), tokens=0, fields={"pixels": batched()}))

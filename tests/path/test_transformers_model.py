@@ -1,0 +1,127 @@
+"""Classes of transformers that vLLM runs: their registration, and what is refused."""
+
+import importlib
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm import ModelRegistry
+
+from examples.series import CHECKPOINT
+from examples.series.configuration import WavesConfig
+from mmkit import SpecError, serve_transformers
+from mmkit.testing.processors import load_model_config
+from mmkit.testing.vllm_model import load_model
+from tests.path import one_classes
+from tests.unit.common import expect_refusal
+
+HOME = "tests.path.one_classes"
+
+
+def import_vllm_class(name: str) -> Any:
+    module = importlib.import_module(f"mmkit.model.generated.{HOME}.{name}")
+    return getattr(module, name)
+
+
+def make_folder(folder: Path, name: str) -> Path:
+    """Write the config of a class, and the tokenizer."""
+    config = json.loads((CHECKPOINT / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [name]}))
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).write_text((CHECKPOINT / file).read_text())
+    return folder
+
+
+def load(folder: Path, name: str) -> Any:
+    """Make vLLM's model of a class, with random weights."""
+    serve_transformers(f"{HOME}:{name}", WavesConfig)
+    ModelRegistry.register_model(name, import_vllm_class(name))  # no process is spawned to look at it
+    return load_model(load_model_config(make_folder(folder, name)))
+
+
+def test_the_class_for_vllm_can_be_read() -> None:
+    vllm_class = import_vllm_class("RightForCausalLM")
+    assert vllm_class.hf_class is one_classes.RightForCausalLM
+    assert vllm_class.__module__ == f"mmkit.model.generated.{HOME}.RightForCausalLM"
+    assert "call_on_hf_model(HF_CLASS.embed_series)" in inspect.getsource(vllm_class)
+    assert import_vllm_class("RightForCausalLM") is vllm_class
+
+
+def test_registration_imports_no_class_and_can_be_repeated() -> None:
+    for _ in range(2):
+        serve_transformers("no_such_package.model:NoSuchForCausalLM", WavesConfig)
+    registered = ModelRegistry.models["NoSuchForCausalLM"]
+    assert registered.module_name == "mmkit.model.generated.no_such_package.model.NoSuchForCausalLM"
+
+
+def test_two_packages_with_one_architecture() -> None:
+    serve_transformers("first.model:TwiceForCausalLM")
+    sentence = (
+        "architecture TwiceForCausalLM: expected one class of this name, got "
+        "mmkit.model.generated.first.model.TwiceForCausalLM and "
+        "mmkit.model.generated.second.model.TwiceForCausalLM. Rename one of them, or leave the plugin of its package "
+        "out of VLLM_PLUGINS."
+    )
+    expect_refusal(SpecError, sentence, serve_transformers, "second.model:TwiceForCausalLM")
+
+    # one of vLLM's classes may be replaced
+    serve_transformers("second.model:LlavaForConditionalGeneration")
+    ModelRegistry.register_model(
+        "LlavaForConditionalGeneration", "vllm.model_executor.models.llava:LlavaForConditionalGeneration"
+    )
+
+
+def test_a_name_of_no_class() -> None:
+    sentence = "serve_transformers: expected package.module:Class, got 'pulse.model'."
+    expect_refusal(SpecError, sentence, serve_transformers, "pulse.model")
+
+
+CLASSES = [
+    ("WithoutSpecForCausalLM", ": expected a class with a ModelSpec as mm_spec, got none. Derive the class from "
+        "mmkit.training.MultiModalMixin, and set mm_spec."),
+    ("WithoutEncoderForCausalLM", ": expected a method embed_series(self, series), got none."),
+    ("RawForCausalLM", ": expected items that take positions of a prompt, got raw input. Write a class of "
+        "mmkit.MultiModalModel."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "sentence"), CLASSES, ids=[name for name, _ in CLASSES])
+def test_classes_that_are_no_such_model(name: str, sentence: str) -> None:
+    expect_refusal(SpecError, f"{HOME}.{name}{sentence}", import_vllm_class, name)
+
+
+MODELS = [
+    ("ComputedForCausalLM", "waves, ComputedForCausalLM.__init__, encoder.norm: expected a tensor that is not computed "
+        "from parameters, got one that is. Compute it in the method that reads it."),
+    ("ReadForCausalLM", "waves, ReadForCausalLM.__init__: expected a class whose __init__ reads no values of its "
+        "parameters, which have none yet, got "),
+    ("FixedForCausalLM", "waves, FixedForCausalLM: expected a decoder whose attention transformers can replace, got "
+        "PatchEncoder without _supports_attention_backend. Call the attention by ALL_ATTENTION_FUNCTIONS, and set the "
+        "attribute."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "sentence"), MODELS, ids=[name for name, _ in MODELS])
+def test_models_that_cannot_be_made(name: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught, load(tmp_path, name):
+        pass
+    assert str(caught.value).startswith(sentence)
+
+
+FORWARDS = [
+    ("SquaredForCausalLM", "waves, SquaredForCausalLM.forward: expected logits that are the head's result, scaled, or "
+        "capped by final_logit_softcapping, got other changes. Serve the model by a class of mmkit.MultiModalModel "
+        "that computes them."),
+    ("IdsForCausalLM", "waves, IdsForCausalLM.forward: expected a forward that takes inputs_embeds and position_ids, "
+        "and calls decoder and head, got TypeError: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "sentence"), FORWARDS, ids=[name for name, _ in FORWARDS])
+def test_forwards_that_vllm_cannot_run(name: str, sentence: str, tmp_path: Path) -> None:
+    with load(tmp_path, name) as model, pytest.raises(SpecError) as caught:
+        model.compute_logits(torch.zeros(1, 96))
+    assert str(caught.value).startswith(sentence)
