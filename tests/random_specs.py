@@ -134,8 +134,10 @@ def specs(draw: Any) -> ModelSpec:
 @st.composite
 def _modality(draw: Any, name: str) -> Modality:
     """Draw a modality. Shrinks towards one fixed size, one placeholder, replacement and a batched field."""
-    update = draw(_update(name))
     rows = draw(_rows())
+    if draw(st.sampled_from([False, False, True])):
+        return draw(_modality_of_ids(name, rows))
+    update = draw(_update(name))
     is_record = draw(st.booleans())
     # the expression that gives the rows of an item
     body = item.body if is_record else item
@@ -155,12 +157,33 @@ def _modality(draw: Any, name: str) -> Modality:
 
 
 @st.composite
-def _update(draw: Any, name: str) -> Any:
+def _modality_of_ids(draw: Any, name: str, rows: Tensor) -> Modality:
+    """Draw a modality whose items become ids only. Shrinks towards one literal token and no field."""
+    marks = MARKS[name]
+    has_codes = draw(st.booleans())
+    layout = literal(tok[marks.opening]) + draw(_layout(name, item, with_rows=False))
+    declared: dict[str, Any] = {}
+    if has_codes:
+        layout += literal(fields.codes)
+        declared = {"fields": {"codes": batched(dtype="int64")}, "process": _make_codes}
+    return Modality(name, item=rows, layout=layout, update=draw(_update(name, replaces=True)), **declared)
+
+
+def _make_codes(values: Any, scope: Any) -> dict[str, Any]:
+    """Make one of the tokens a to p of each row, which are those of texts, too."""
+    first = WORDS.index("a")
+    return {"codes": [first + value.sum(dim=1).abs().long() % 16 for value in values]}
+
+
+@st.composite
+def _update(draw: Any, name: str, replaces: bool = False) -> Any:
     """Draw the update of a modality; where it replaces, perhaps with a second target. Shrinks towards replacement."""
     target = tok[MARKS[name].target]
     text = replace(literal(target, tok["a"]))
-    inserted = [insert(at="start"), insert(after=tok["<s>"])]
-    update = draw(st.sampled_from([replace(target), text, already_expanded()] + inserted))
+    choices = [replace(target), text]
+    if not replaces:
+        choices += [already_expanded(), insert(at="start"), insert(after=tok["<s>"])]
+    update = draw(st.sampled_from(choices))
     if isinstance(update, Replace) and draw(st.booleans()):
         return [text, replace(target)]
     return update
@@ -183,12 +206,12 @@ def _make_record(rows: Tensor) -> Record:
 
 
 @st.composite
-def _layout(draw: Any, name: str, body: Any) -> Layout:
+def _layout(draw: Any, name: str, body: Any, with_rows: bool = True) -> Layout:
     """Draw a layout of a modality. Shrinks towards one literal token."""
     marks = MARKS[name]
 
     def make_placeholder(value: Any) -> Layout:
-        return embed(tok[marks.placeholder])
+        return embed(tok[marks.placeholder]) if with_rows else literal(tok[marks.closing])
 
     def make_literal(value: Any) -> Layout:
         if isinstance(value, int):

@@ -555,6 +555,34 @@ def _find_parts_with_ids(part: Any) -> Iterator[Layout]:
             yield from _find_parts_with_ids(inner)
 
 
+def may_embed(part: Layout) -> bool:
+    """Return whether a layout has embed() positions, or a function that may return some.
+
+    A function makes a layout only where it stands by itself or in a branch of `where`; everywhere
+    else it makes numbers or ids.
+    """
+    if isinstance(part, (Embed, Select)):
+        return True
+    if isinstance(part, LiteralIds):
+        return _may_be_embedding_layout(part.value)
+    parts: list[Any] = list(list_parts(part))
+    if isinstance(part, Sequenced):
+        parts = list(part.parts)
+    return any(may_embed(inner) for inner in parts if isinstance(inner, Layout))
+
+
+def _may_be_embedding_layout(value: Any) -> bool:
+    """Return whether the value of an expression may be a layout that `may_embed`."""
+    if isinstance(value, Layout):
+        return may_embed(value)
+    if is_operation(value, "where"):
+        _, then, other = value._args
+        return _may_be_embedding_layout(then) or _may_be_embedding_layout(other)
+    while is_operation(value, ".", "[]", "get"):  # a part of what a function returns
+        value = value._args[0]
+    return is_operation(value, "function", "later")
+
+
 # -- prompt updates --------------------------------------------------------------------------------
 
 Target: TypeAlias = tuple[int, ...]

@@ -25,7 +25,7 @@ from .expr import (
 from .field import HF, Batched, Field, Identity, Process, flat, hf, identity
 from .items import ItemType
 from .items.tensor import Tensor
-from .layout import Layout, LayoutLike, Update, embed, nothing, replace
+from .layout import Layout, LayoutLike, Replace, Update, embed, may_embed, nothing, replace
 from .layout import layout as as_layout
 from .named_part import NamedPart, check_name, require
 from .names import find_owner_of_field_name, find_owner_of_modality_name
@@ -43,13 +43,18 @@ class Modality(NamedPart, init=False):
     no positions: vLLM passes the fields to the model's `forward`, as for its models of raw input.
     mmkit then ignores the caller's prompt and makes it one id.
 
+    A layout without `embed` or `select` says that items become ids of the vocabulary only. Nothing
+    else of such an item reaches the model: no field, no hash, no range. The model reads the ids as
+    text, so those of an expanded prompt stand for the item when they are sent without it.
+
     Attributes:
         name: the key in ``multi_modal_data``.
         item: what a caller may send.
         layout: the positions of one item in the prompt; empty for an item without positions.
         update: how the layout gets into the prompt: one way, or several in order of preference;
             none for an item without positions.
-        fields: the processed tensors, by the names under which the model receives them.
+        fields: the processed tensors, by the names under which the model receives them. Those of
+            items that become ids only are for the layout, which reads each; there may be none.
         process: how canonical items become these tensors.
         limit: the most items in one request; None for no limit. A modality without positions has
             exactly one item in every request.
@@ -91,7 +96,7 @@ class Modality(NamedPart, init=False):
         name: str,
         *,
         item: ItemType,
-        fields: Mapping[str, Field],
+        fields: Mapping[str, Field] | None = None,
         layout: LayoutLike | None = None,
         update: Update | Sequence[Update] | None = None,
         placeholder: Count | str | None = None,
@@ -125,9 +130,11 @@ class Modality(NamedPart, init=False):
             update = short_form.update if update is None else update
         if layout is None or update is None:
             raise _make_incomplete_error(where, layout, update)
+        if fields is None:
+            fields = {}
         if process is None:
             has_field_item = isinstance(item, ItemType) and item.is_field
-            process = identity() if has_field_item else hf()
+            process = identity() if has_field_item or fields == {} else hf()
         self._set(
             name=name,
             item=item,
@@ -147,6 +154,21 @@ class Modality(NamedPart, init=False):
     def has_positions(self) -> bool:
         """Whether an item takes positions in the prompt."""
         return bool(self.update) or self.layout != nothing
+
+    @property
+    def is_ids_only(self) -> bool:
+        """Whether an item becomes ids of the vocabulary, and nothing of it reaches the model.
+
+        No position of its layout receives an encoder row.
+        """
+        return self.has_positions and not may_embed(self.layout)
+
+    @property
+    def received_fields(self) -> dict[str, Field]:
+        """The fields that the model receives, by name."""
+        if self.is_ids_only:
+            return {}
+        return {name: field for name, field in self.fields.items() if not field.hidden}
 
     @property
     def arguments(self) -> list[str]:
@@ -199,7 +221,10 @@ class Modality(NamedPart, init=False):
             self._check_raw(where)
         if self.positions is not None:
             self._check_positions(where)
-        require(self.fields, where, "at least one field", "none")
+        if self.is_ids_only:
+            self._check_ids_only(where)
+        else:
+            require(self.fields, where, "at least one field", "none")
         self._check_process(where)
         self._check_conditions(where)
         self._check_fields_read(where)
@@ -232,7 +257,7 @@ class Modality(NamedPart, init=False):
                 got = f"{word} without its ()"
                 raise SpecError(where_field, FIELD_WORDS, got, f"Write {word}().")
             require(isinstance(field, Field), where_field, FIELD_WORDS, repr(field))
-            if not field.hidden:
+            if not field.hidden and not self.is_ids_only:
                 self._check_field_name(name, where_field)
         has_update = self.update or not self.has_positions
         require(has_update, where, "at least one update", "none")
@@ -259,6 +284,30 @@ class Modality(NamedPart, init=False):
         require(has_one, where, f"limit=1 {item_words}", repr(self.limit))
         require(not self.embeds, where, f"no embeds {item_words}", repr(self.embeds))
 
+    def _check_ids_only(self, where: str) -> None:
+        """Check an item that becomes ids of the vocabulary only.
+
+        A text may have the same ids, so that they do not tell whether the item is laid out: the
+        caller's target does. A caller who writes the ids himself needs no item.
+        """
+        read_names: set[Any] = set()
+        for dependency in dependencies([self.layout, self.update, self.fields]):
+            if dependency.root == "fields":
+                read_names.update(dependency.keys[:1] or self.fields)
+        remedy = "Leave it out, or write embed() where the rows of an encoder stand."
+        for name in self.fields:
+            where_field = f"{where}, fields[{name!r}]"
+            expected = (
+                "a field that the layout reads, since it has no embed() and the model gets none"
+            )
+            require(name in read_names, where_field, expected, "another one", remedy)
+        words = "for a layout without embed()"
+        for update in self.update:
+            is_replaced = isinstance(update, Replace)
+            require(is_replaced, f"{where}, update", f"replace() {words}", repr(update))
+        require(self.positions is None, f"{where}, positions", f"none {words}", "some")
+        require(not self.embeds, f"{where}, embeds", f"none {words}", repr(self.embeds))
+
     def _check_positions(self, where: str) -> None:
         """Check the grid of M-RoPE, which the device computes.
 
@@ -283,7 +332,8 @@ class Modality(NamedPart, init=False):
     def _check_process(self, where: str) -> None:
         process = self.process
         if isinstance(process, Identity):
-            self._check_identity(where)
+            if self.fields or not self.is_ids_only:
+                self._check_identity(where)
             return
         if isinstance(process, HF):
             unknown = sorted(set(process.unpad) - set(self.fields))

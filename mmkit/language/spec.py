@@ -176,6 +176,8 @@ class Declaration(NamedPart, init=False):
         require(self.modalities, where, "at least one modality", "none")
         if self.is_raw:
             self._check_raw(where)
+        if self.decoder_prompt is not None:
+            self._check_encoder_items(where)
         self._check_inputs_of_processors(where)
         self._check_unique_names(where)
 
@@ -197,6 +199,16 @@ class Declaration(NamedPart, init=False):
         expected = "nothing beside a modality without positions, whose fields take up forward"
         require(len(names) == 1, where, expected, ", ".join(names))
 
+    def _check_encoder_items(self, where: str) -> None:
+        """Refuse items of an encoder-decoder model that become ids only.
+
+        They stand in the encoder's prompt, and vLLM runs the encoder on the fields of items.
+        """
+        for modality in self.modalities:
+            expected = "embed() positions beside decoder_prompt, since an encoder reads fields"
+            got = f"a layout of {modality.name} without any"
+            require(not modality.is_ids_only, where, expected, got)
+
     def _check_inputs_of_processors(self, where: str) -> None:
         """Refuse `hf(inputs=...)` that names what no modality passes."""
         arguments: set[str] = set()
@@ -216,7 +228,7 @@ class Declaration(NamedPart, init=False):
         """
         fields: list[str] = []
         for modality in self.modalities:
-            fields += [name for name, field in modality.fields.items() if not field.hidden]
+            fields += modality.received_fields
         for modality in self.modalities:
             if modality.embeds:
                 fields.append(f"{modality.name}_embeds")

@@ -34,8 +34,10 @@ def check_class(spec: Declaration, model: type) -> None:
     if is_overridden and not spec.is_raw:
         return
     for modality in spec.modalities:
+        if modality.is_ids_only:
+            continue
         method = "forward" if spec.is_raw else f"embed_{modality.name}"
-        fields = sorted(name for name, field in modality.fields.items() if not field.hidden)
+        fields = sorted(modality.received_fields)
         further = FORWARD_ARGUMENTS if spec.is_raw else ()
         _check_method(where, model, method, fields, further)
 

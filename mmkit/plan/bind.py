@@ -84,6 +84,7 @@ def bind(
         placeholder_texts = vocabulary.find_texts(
             _find_tokens_of_items(guard, parts.reserved_targets)
         )
+        placeholder_texts += _find_text_targets_of_ids(parts.modalities.values(), vocabulary)
     for name, modality in parts.modalities.items():
         parts.modalities[name] = complete_modality(
             modality,
@@ -301,6 +302,24 @@ def _find_tokens_of_items(guard: PlaceholderGuard, reserved: Iterable[Target]) -
         if len(target) == 1:
             tokens.add(target[0])
     return tokens
+
+
+def _find_text_targets_of_ids(
+    modalities: Iterable[BoundModality], vocabulary: Vocabulary
+) -> list[str]:
+    """Return the targets of several tokens of items that become ids only, as texts.
+
+    A text in an item that spells one would be one more item when its ids are sent without it.
+    """
+    texts: list[str] = []
+    for modality in modalities:
+        if not modality.is_ids_only:
+            continue
+        for target in modality.layout_evaluator.targets():
+            text = vocabulary.decode_target(target).strip()
+            if len(target) > 1 and text:
+                texts.append(text)
+    return texts
 
 
 def _check_never_in_texts(spec: Declaration, guard: PlaceholderGuard, config: Any) -> None:

@@ -32,6 +32,10 @@ class IdRecorder:
         self.embed_ids.update(layout.embed_ids)
         self.literal_ids.update(layout.literal_ids)
 
+    def find_placeholders(self, ids: Collection[int]) -> list[int]:
+        """Return none: the placeholders of other modalities are not known yet."""
+        return []
+
 
 @dataclass(frozen=True)
 class PlaceholderGuard:
@@ -80,6 +84,10 @@ class PlaceholderGuard:
             remedy = "No prompt is guarded against other ids."
         raise SpecError(f"{where}, layout", expected, repr(sorted(unguarded_ids)), remedy)
 
+    def find_placeholders(self, ids: Collection[int]) -> list[int]:
+        """Return the placeholder ids among ids, in ascending order."""
+        return sorted(self.owners.keys() & set(ids))
+
     def check_literals(self, ids: Collection[int], where: str, modality: str = "") -> None:
         """Refuse placeholder ids where no item of their modality stands.
 
@@ -93,7 +101,7 @@ class PlaceholderGuard:
         Raises:
             SpecError: names the first.
         """
-        for token in sorted(self.owners.keys() & set(ids)):
+        for token in self.find_placeholders(ids):
             names = self.owners[token]
             if modality in names:
                 continue

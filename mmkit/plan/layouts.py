@@ -19,8 +19,9 @@ from ..language.node import Dependency, Node, dependencies
 from ..language.vocabulary import check_spec_ids
 from .guard import IdRecorder, PlaceholderGuard
 from .memo import NOT_CACHEABLE, Memo, Once
-from .placement import ItemLayout, ResolvedUpdate
+from .placement import ItemLayout, ResolvedUpdate, describe_ids
 from .scopes import ItemScopes, describe_item, refuse_item
+from .text_targets import spells_target
 
 MAX_CACHED_IDS = 1 << 20
 """Token ids of the layouts that are cached per modality, some ten megabytes."""
@@ -106,6 +107,8 @@ class LayoutEvaluator:
         guard: checks the placeholder ids of layouts; while the spec is bound, it records them.
         vocab_size: number of ids of the language model.
         limit: the most items in one request, or None.
+        is_ids_only: whether items become ids of the vocabulary, and nothing of them reaches the
+            model.
         requires_rows: whether each item needs an embed() position.
         is_of_embeddings: whether the items are precomputed embeddings: their fields come from the
             caller, so that every mistake is the caller's.
@@ -121,6 +124,7 @@ class LayoutEvaluator:
     guard: IdRecorder | PlaceholderGuard
     vocab_size: int
     limit: int | None
+    is_ids_only: bool
     requires_rows: bool
     is_of_embeddings: bool
     memo: Memo
@@ -352,6 +356,8 @@ class LayoutEvaluator:
         updates: list[ResolvedUpdate] = []
         for update in self.updates:
             updates.append(self._resolve(update, scope))
+        if self.is_ids_only:
+            self._check_ids_only(scope, tokens, updates)
         return ItemLayout(tokens, updates)
 
     def _resolve(self, update: Update, scope: Scope) -> ResolvedUpdate:
@@ -364,6 +370,42 @@ class LayoutEvaluator:
             raise SpecError(where, "a target of at least one token", "none")
         return ResolvedUpdate(update, target)
 
+    def _check_ids_only(
+        self, scope: Scope, tokens: ItemTokens, updates: Sequence[ResolvedUpdate]
+    ) -> None:
+        """Refuse ids that do not stand for their item when they are sent without it.
+
+        An item leaves nothing but its ids in an expanded prompt. Its own target among them would be
+        one more item, and a placeholder one that has no rows.
+
+        Raises:
+            InputError: there are no ids, or such ids. While the spec is bound, report_as_spec_error
+                makes a SpecError of it.
+        """
+        where = self._name_item(scope)
+        if not tokens.ids:
+            got = f"none for {describe_item(scope.item)}"
+            raise InputError(where, "at least one token per item", got, "Send a larger one.")
+        tok = self.scopes.static.tok
+        for update, target in updates:
+            if isinstance(update, Replace) and spells_target(tokens.ids, target, tok):
+                expected = (
+                    f"an item whose layout is without {describe_ids(target, tok)}, its target"
+                )
+                remedy = "Begin the layout with another token than the target."
+                raise InputError(where, expected, "one with it", remedy)
+        placeholders = self.guard.find_placeholders(tokens.ids)
+        if placeholders:
+            expected = "an item whose layout is without placeholders"
+            raise InputError(where, expected, describe_ids(placeholders[:1], tok))
+
+    def _name_item(self, scope: Scope) -> str:
+        """Return the name of an item of a request for errors; while the spec is bound, its part."""
+        index = vars(scope.item).get("index")
+        if not self.guard.is_complete:
+            return f"{self.where}, layout"
+        return self.where if index is None else f"{self.where}[{index}]"
+
     def _make_error_without_rows(self, scope: Scope, tokens: ItemTokens) -> InputError:
         """Return the refusal of an item without any position that receives an encoder row."""
         expected = "at least one placeholder per item"
@@ -375,11 +417,7 @@ class LayoutEvaluator:
         if not self.guard.is_complete:
             remedy = "Round up by ceil_div(), or state a larger least size in the item type."
             return InputError(f"{self.where}, layout", expected, got, remedy)
-        where = self.where
-        index = vars(scope.item).get("index")
-        if index is not None:
-            where = f"{where}[{index}]"
-        return NoEncoderRows(where, expected, got)
+        return NoEncoderRows(self._name_item(scope), expected, got)
 
     def _resolve_numbered_targets(self, update: Replace) -> list[Target]:
         count = MAX_NUMBERED_TARGETS
@@ -456,6 +494,7 @@ def make_evaluator(
     *,
     vocab_size: int,
     limit: int | None,
+    is_ids_only: bool,
     requires_rows: bool,
     is_of_embeddings: bool = False,
 ) -> LayoutEvaluator:
@@ -473,6 +512,7 @@ def make_evaluator(
         guard=guard,
         vocab_size=vocab_size,
         limit=limit,
+        is_ids_only=is_ids_only,
         requires_rows=requires_rows,
         is_of_embeddings=is_of_embeddings,
         memo=Memo(MAX_CACHED_IDS, _size_in_memo),

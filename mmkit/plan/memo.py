@@ -46,18 +46,29 @@ class Memo:
         A key without a hash (see `NOT_CACHEABLE`) is computed each time.
         """
         try:
-            value: T | None = self._new.get(key)
+            value: T | None = self.find(key)
         except TypeError:
             return compute()
-        if value is not None:
-            return value
-        value = self._old.get(key)
         if value is None:
             value = compute()
-        self._keep(key, value)
+            self.keep(key, value)
         return value
 
-    def _keep(self, key: Any, value: Any) -> None:
+    def find(self, key: Any) -> Any:
+        """Return the value of a key; None where it is not cached.
+
+        Raises:
+            TypeError: a key without a hash.
+        """
+        value = self._new.get(key)
+        if value is None and self._old:
+            value = self._old.get(key)
+            if value is not None:
+                self.keep(key, value)
+        return value
+
+    def keep(self, key: Any, value: Any) -> None:
+        """Cache the value of a key, unless it is larger than a half."""
         size = 1 if self._size_of is None else self._size_of(value)
         if size > self._half_capacity:
             return

@@ -85,6 +85,8 @@ class BoundModality:
         sends_rows: whether each item comes to the model with the number of its encoder rows: where
             items differ in it, where options of the request change it, and where no field tells how
             many items there are.
+        is_ids_only: whether items become ids of the vocabulary, and nothing of them reaches the
+            model; see `Modality`.
         max_model_len: the longest context, into which the largest item has to fit; None for any.
         stated_largest_cell: the item with the most encoder rows that the spec states. Where only
             the Hugging Face processor knows its rows, the first dummy request tells them.
@@ -111,6 +113,7 @@ class BoundModality:
     embedding_layout_evaluator: LayoutEvaluator
     forms: FieldForms
     sends_rows: bool
+    is_ids_only: bool
     max_model_len: int | None
     stated_largest_cell: Once[LaidOutItem] = field(default_factory=Once)
     largest_cell: Once[LargestItem] = field(default_factory=Once)
@@ -431,6 +434,7 @@ def bind_modality(
     # functions may read what changes while an item is cached; of expressions, the spec knows it
     has_functions = any(dependency.root == "function" for dependency in spec.dependencies())
     scopes = ItemScopes(static, item_type, spec.cacheable is True and has_functions)
+    is_ids_only = spec.is_ids_only
 
     def make(layout: Layout, *, is_of_embeddings: bool = False) -> LayoutEvaluator:
         return make_evaluator(
@@ -442,7 +446,8 @@ def bind_modality(
             guard,
             vocab_size=environment.vocab_size,
             limit=parts.limit,
-            requires_rows=spec.has_positions,
+            is_ids_only=is_ids_only,
+            requires_rows=spec.has_positions and not is_ids_only,
             is_of_embeddings=is_of_embeddings,
         )
 
@@ -473,7 +478,7 @@ def bind_modality(
             dtype=environment.dtype,
         )
     field_processor = FieldProcessor(where, spec.process, parts.fields, hf_call, scopes)
-    fields = {name: declared for name, declared in parts.fields.items() if not declared.hidden}
+    fields = {name: parts.fields[name] for name in spec.received_fields}
     fields_and_embeds = dict(fields)
     if parser.takes_embeds:
         fields_and_embeds[parser.embeds_field] = parser.embeds_as
@@ -500,6 +505,7 @@ def bind_modality(
         embedding_layout_evaluator=embedding_evaluator,
         forms=forms,
         sends_rows=_sends_rows(fields, evaluator.fixed_rows, base),
+        is_ids_only=is_ids_only,
         max_model_len=environment.max_model_len,
     )
     if modality.needs_hf:

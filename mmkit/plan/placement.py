@@ -10,6 +10,7 @@ errors.
 
 from __future__ import annotations
 
+import re
 import sys
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
@@ -84,6 +85,14 @@ class ItemLayout:
         for update, target in self.updates:
             ids_by_update.append(tuple(update.list_caller_ids(target, self.tokens)))
         return ids_by_update
+
+    @property
+    def is_ids_only(self) -> bool:
+        """Whether the item becomes ids of the vocabulary only, and leaves nothing else in a prompt.
+
+        An item with positions has an embed() position otherwise.
+        """
+        return bool(self.tokens.ids) and not self.tokens.num_embeds
 
     @property
     def unexpanded_ids(self) -> Target:
@@ -191,6 +200,10 @@ def place(
     same position, the modality that comes first in `layouts` goes first, as in vLLM. For one form,
     the prompt is searched once for all items that share their ids.
 
+    The ids of an item that becomes ids only may stand elsewhere, too: where an earlier message had
+    the same item, or where a text has them. So they do not tell the form of a prompt; see
+    `_find_forms_of_ids`.
+
     Args:
         prompt: token ids; not changed.
         layouts: per modality and item, the layout.
@@ -209,12 +222,17 @@ def place(
     """
     text = as_text(prompt)
     errors = _ErrorMaker(prompt, text, layouts, where, reserved, tok)
-    if len(forms) > 1 and forms[0] is PromptForm.EXPANDED:
-        if not _may_be_expanded(text, layouts):  # nearly always
-            forms = forms[1:]
+    forms_of_ids: dict[str, PromptForm] = {}
+    if len(forms) > 1:
+        forms_of_ids = _find_forms_of_ids(text, layouts)
+        others = {name: layouts[name] for name in layouts if name not in forms_of_ids}
+        if not others:
+            forms = forms[:1]  # each modality has its form
+        elif forms[0] is PromptForm.EXPANDED and not _may_be_expanded(text, others):
+            forms = forms[1:]  # nearly always
     reason: _DoesNotFit | None = None
     for form in forms:
-        search = _Search(prompt, text, layouts, reserved, form, errors)
+        search = _Search(prompt, text, layouts, reserved, form, forms_of_ids, errors)
         try:
             return search.run()
         except _DoesNotFit as does_not_fit:
@@ -253,6 +271,38 @@ def _may_be_expanded(text: str, layouts: LayoutsByModality) -> bool:
         if item_layouts and item_layouts[0].tokens.text not in text:
             return False
     return True
+
+
+def _find_forms_of_ids(text: str, layouts: LayoutsByModality) -> dict[str, PromptForm]:
+    """Return the form in which a prompt has each modality whose items become ids only.
+
+    The targets tell it, since no layout has the target of its item, and none may be left over:
+    without any, all items are laid out; with one for each item, none is.
+    """
+    forms: dict[str, PromptForm] = {}
+    for modality, item_layouts in layouts.items():
+        if not item_layouts or not item_layouts[0].is_ids_only:
+            continue
+        count = _count_targets(text, item_layouts)
+        if count == 0:
+            forms[modality] = PromptForm.EXPANDED
+        elif count >= len(item_layouts):
+            forms[modality] = PromptForm.UNEXPANDED
+        else:
+            forms[modality] = PromptForm.MIXED
+    return forms
+
+
+def _count_targets(text: str, item_layouts: Sequence[ItemLayout]) -> int:
+    """Return how many targets of some items stand in a prompt, without overlaps."""
+    target_texts: set[str] = set()
+    for layout in set(item_layouts):
+        target_texts.update(layout.target_texts)
+    if len(target_texts) < 2:
+        return sum(text.count(target_text) for target_text in target_texts)
+    longest_first = sorted(target_texts, key=len, reverse=True)
+    pattern = "|".join([re.escape(target_text) for target_text in longest_first])
+    return len(re.findall(pattern, text))
 
 
 class _DoesNotFit(Exception):
@@ -328,6 +378,7 @@ class _Search:
         layouts: LayoutsByModality,
         reserved: Mapping[Target, str],
         form: PromptForm,
+        forms_of_ids: Mapping[str, PromptForm],
         errors: _ErrorMaker,
     ) -> None:
         self._prompt = prompt
@@ -335,6 +386,7 @@ class _Search:
         self._layouts = layouts
         self._reserved = reserved
         self._form = form
+        self._forms_of_ids = forms_of_ids
         self._errors = errors
         # Where each text is found next, `len(text)` for nowhere. The items of a modality mostly
         # share their texts, and each item asks for the next match of every modality: without this,
@@ -381,11 +433,12 @@ class _Search:
             _ItemNotFound: there is none.
         """
         layout = self._layouts[modality][index]
+        form = self._forms_of_ids.get(modality, self._form)
         span: Span | None = None
-        if self._form is PromptForm.UNEXPANDED:
+        if form is PromptForm.UNEXPANDED:
             span = find_anchor(layout, self._prompt)
         if span is None:
-            span = self._find_next_match(layout.texts_in(self._form), cursor)
+            span = self._find_next_match(layout.texts_in(form), cursor)
         # an anchor before the cursor is inside a target that another layout replaces
         if span is None or span.start < cursor:
             raise _ItemNotFound(modality, index)

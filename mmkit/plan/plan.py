@@ -397,6 +397,15 @@ class Plan:
             return PlacedPrompt(list(prompt), [])
         texts = text_targets.find_text_targets(present, self.reserved_targets)
         if texts and self.vocabulary is not None:
+            # of items that become ids only, the targets tell whether the prompt is expanded
+            of_ids = {
+                name: item_layouts
+                for name, item_layouts in present.items()
+                if self.modalities[name].is_ids_only
+            }
+            texts_of_ids = text_targets.find_text_targets(of_ids, EMPTY)
+            if texts_of_ids:
+                prompt = text_targets.restore_text_targets(prompt, texts_of_ids, self.vocabulary)
             expanded = (PromptForm.EXPANDED,)
             try:
                 # before anything is written anew: a layout may hold the text of a target

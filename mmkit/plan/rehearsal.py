@@ -440,6 +440,7 @@ def _check_same_layout(modality: BoundModality, value: Any) -> None:
     Raises:
         SpecError: the function does.
     """
+    modality.lay_out_spec_item(value)  # raises a SpecError for an item without a layout
     (fields,) = modality.read_fields(ItemBatch.whole([value]))
     scope = modality.scopes.make(value, 0, fields)
     expected_layout = None

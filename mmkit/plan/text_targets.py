@@ -77,6 +77,24 @@ def restore_text_targets(
     return ids + after
 
 
+def spells_target(ids: Sequence[int], target: Target, tok: Vocabulary | None) -> bool:
+    """Return whether a target stands among ids.
+
+    One of several tokens may stand there as other tokens, which are a text with that of the target.
+
+    Args:
+        ids: for example those of a layout.
+        target: the ids of the target by itself.
+        tok: the vocabulary; None for a model without a tokenizer.
+    """
+    if as_text(target) in as_text(ids):
+        return True
+    if tok is None or len(target) == 1:
+        return False
+    text = tok.decode_target(target).strip()
+    return bool(text) and text in tok.decode(list(ids))
+
+
 class _Range(NamedTuple):
     """Positions of a prompt, from `start` to before `stop`."""
 

@@ -81,6 +81,14 @@ class Subject:
         return limits
 
     @property
+    def ids_only(self) -> frozenset[str]:
+        """The modalities whose items become ids only; none of a hand-written processor."""
+        if self.plan is None:
+            return frozenset()
+        names = [name for name, modality in self.plan.modalities.items() if modality.is_ids_only]
+        return frozenset(names)
+
+    @property
     def undrawn(self) -> list[str]:
         """The modalities without a strategy for their items."""
         supported = self.processor.info.get_supported_mm_limits()

@@ -97,6 +97,8 @@ class MultiModalMixin:
             raise InputError(spec.name, expected, f"{', '.join(fields)} without", "Pass **batch.")
         embeds = self.get_input_embeddings()(input_ids)  # type: ignore[attr-defined]
         for name, number in number_modalities(spec).items():
+            if spec[name].is_ids_only:
+                continue
             where = f"{spec.name}.{name}, embed_{name}"
             encoded = self._encode_items(name, fields.get(name, {}))
             counts = _count_rows(name, placeholders)
@@ -130,6 +132,8 @@ def _take_fields(spec: Declaration, inputs: dict[str, Any]) -> dict[str, dict[st
     """Remove the fields of items from the inputs, and return them by modality, if it has any."""
     fields: dict[str, dict[str, Any]] = {}
     for modality in spec.modalities:
+        if modality.is_ids_only:
+            continue
         for name in (f"{modality.name}_embeds", *modality.fields):
             value = inputs.pop(name, None)
             if value is not None:

@@ -145,6 +145,9 @@ def _check_foreign_fields(plan: Plan, prompt: Mapping[str, Any], is_trusted: boo
     plan.check_names(names)
     for name in names:
         modality = plan.modalities[name]
+        if modality.is_ids_only:
+            remedy = "Its ids in the prompt stand for an item."
+            raise InputError(f"{where}.{name}", "no fields", "some", remedy)
         items = items_by_modality.get(name, ())
         ranges = ranges_by_modality.get(name, ())
         _check_names_and_ranges(

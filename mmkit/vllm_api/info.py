@@ -130,7 +130,9 @@ class ProcessingInfo(BaseProcessingInfo):
             return None  # vLLM then processes the dummy inputs and counts their tokens
         modalities = []
         for name, modality in self.plan.modalities.items():
-            if mm_counts.get(name):
+            # nothing of an item that becomes ids only enters the encoder, and vLLM takes a modality
+            # that is left out for one without tokens of its own
+            if mm_counts.get(name) and not modality.is_ids_only:
                 modalities.append(modality)
         if any(modality.needs_hf for modality in modalities):
             return None

@@ -243,11 +243,15 @@ def make_engine_input(
 
     Args:
         ids: the prompt with the layouts of all items.
-        items: all items, with hashes and fields in vLLM's form.
-        placements: where the layouts stand in the prompt.
+        items: the items whose fields go to the engine, with hashes and fields in vLLM's form.
+        placements: where the layouts of these items, and of those that become ids only, stand in
+            the prompt.
     """
     ranges: dict[str, list[vllm_inputs.PlaceholderRange]] = {}
+    names = {item.modality for item in items}
     for placement in placements:
+        if placement.modality not in names:
+            continue
         tokens = placement.tokens
         place = vllm_inputs.PlaceholderRange(placement.start, len(tokens), tokens.is_embed)
         ranges.setdefault(placement.modality, []).append(place)

@@ -19,8 +19,10 @@ from ..language.items import select_options
 from ..plan.bind import plan_for_options
 from ..plan.hf_calls import LazyProcessor
 from ..plan.item import Item, group_by_modality
+from ..plan.layouts import MAX_CACHED_IDS, MAX_KEY_VALUES, IndexedLayout
+from ..plan.memo import Memo
 from ..plan.outline import check_uuid
-from ..plan.placement import PlacedPrompt
+from ..plan.placement import ItemLayout, PlacedPrompt
 from ..plan.plan import Plan
 from .compat import SKIPS_LARGE
 from .exchange import (
@@ -83,6 +85,7 @@ class RequestPipeline:
         self._hasher = hasher
         self._send_row_counts = send_row_counts
         self._reader = CacheReader()
+        self._id_layouts = make_id_layout_cache()
         self._proven_modalities: set[str] = set()
 
     def run(self, request: Request, timer: StageTimer = nullcontext) -> dict[str, Any]:
@@ -92,7 +95,9 @@ class RequestPipeline:
 
         1. `check_request` refuses ids outside the vocabulary, and malformed uuids.
         2. `hash_items` fills in the key by which caches know an item.
-        3. `find_missing_items` fills in the layouts of items that a cache has.
+        3. `find_missing_items` fills in the layouts of items that a cache has. vLLM's caches know
+           the items whose fields go to the engine. Of an item that becomes ids only nothing but
+           these ids goes there, and a cache of this pipeline has its layout.
         4. `process_items` fills in the fields of the other items,
         5. `lay_out_items` their layouts, and `convert_fields` vLLM's form of their fields.
         6. `place_items` writes the layouts of all items into the prompt.
@@ -107,7 +112,7 @@ class RequestPipeline:
         with timer("get_mm_hashes"):
             hash_items(self.plan, self._hasher, request)
         with timer("get_cache_missing_items"):
-            missing_items = find_missing_items(self.plan, self._reader, request)
+            missing_items = find_missing_items(self.plan, self._reader, self._id_layouts, request)
         with timer("apply_hf_processor"):
             self.process_and_lay_out(request, missing_items)
             if request.cache is not None:
@@ -115,8 +120,9 @@ class RequestPipeline:
         with timer("apply_prompt_updates"):
             ids, placements = place_items(self.plan, request)
         with timer("merge_mm_kwargs"):
-            exchange_with_cache(self._reader, request, self._make_process_again)
-        return make_engine_input(ids, request.items, placements)
+            exchange_with_cache(self.plan, self._reader, request, self._make_process_again)
+        engine_items = select_engine_items(self.plan, request.items)
+        return make_engine_input(ids, engine_items, placements)
 
     def process_and_lay_out(self, request: Request, items: Sequence[Item]) -> None:
         """Fill in the fields and the layouts of some items of a request.
@@ -133,10 +139,13 @@ class RequestPipeline:
             raise
         # options of the request may make more rows of an item than those of the server do
         lay_out_items(plan, items, may_be_larger=bool(request.options))
-        convert_fields(plan, items, send_row_counts=self._send_row_counts)
-        if request.cache is not None:
-            for item in items:
-                item.cache_entry = make_entry(item)
+        engine_items = select_engine_items(plan, items)
+        convert_fields(plan, engine_items, send_row_counts=self._send_row_counts)
+        if request.cache is None:
+            return
+        for item in engine_items:
+            item.cache_entry = make_entry(item)
+        remember_id_layouts(plan, self._id_layouts, items)
 
     def plan_for_options(self, options: Mapping[str, object]) -> Plan:
         """Return the plan for the `mm_processor_kwargs` of one request."""
@@ -168,12 +177,13 @@ class RequestPipeline:
             InputError: the cache can never hold an item, before 0.29.
         """
         capacity = find_capacity(request.cache)
-        sizes = [item.cache_entry.size for item in request.items]
+        engine_items = select_engine_items(self.plan, request.items)
+        sizes = [item.cache_entry.size for item in engine_items]
         if not SKIPS_LARGE and sizes and max(sizes) > capacity:
             remedy = "Raise --mm-processor-cache-gb, or set it to 0."
             raise InputError(self.plan.spec.name, "items that fit into vLLM's cache", "one", remedy)
         if sum(sizes) > capacity:
-            cached_items = [item for item in request.items if item.engine_fields is None]
+            cached_items = [item for item in engine_items if item.engine_fields is None]
             self.process_and_lay_out(request, cached_items)
 
     def _make_process_again(
@@ -201,6 +211,11 @@ class RequestPipeline:
 def has_pipeline(processor: object) -> bool:
     """Return whether a processor of vLLM is one of a spec."""
     return isinstance(getattr(processor, "pipeline", None), RequestPipeline)
+
+
+def select_engine_items(plan: Plan, items: Sequence[Item]) -> list[Item]:
+    """Return the items whose fields go to the engine: all but those that become ids only."""
+    return [item for item in items if not plan.modalities[item.modality].is_ids_only]
 
 
 # -- 1: check --------------------------------------------------------------------------------------
@@ -252,14 +267,31 @@ def _options_of_modality(plan: Plan, request: Request, name: str) -> Mapping[str
 # -- 3: look up ------------------------------------------------------------------------------------
 
 
-def find_missing_items(plan: Plan, reader: CacheReader, request: Request) -> list[Item]:
+def make_id_layout_cache() -> Memo:
+    """Return a cache for the layouts of items that become ids only, by the hashes of the items.
+
+    It is apart from vLLM's cache, whose half in the engine would never see these items.
+    """
+    return Memo(MAX_CACHED_IDS, _size_in_cache)
+
+
+def _size_in_cache(layout: ItemLayout) -> int:
+    return len(layout.tokens) + MAX_KEY_VALUES
+
+
+def find_missing_items(
+    plan: Plan, reader: CacheReader, id_layouts: Memo, request: Request
+) -> list[Item]:
     """Return the items that are to be processed; fill in the layouts of the others.
 
     A cache has the others, or another request on its way to the engine.
     """
     if request.cache is None:
         return request.items
-    reader.find_items(request.cache, request.items)
+    reader.find_items(request.cache, select_engine_items(plan, request.items))
+    for item in request.items:
+        if plan.modalities[item.modality].is_ids_only:
+            item.layout = id_layouts.find(item.hash)
     missing_items: list[Item] = []
     for name, items in group_by_modality(request.items).items():
         missing = [item for item in items if item.layout is None]
@@ -314,6 +346,20 @@ def convert_fields(plan: Plan, items: Sequence[Item], *, send_row_counts: bool) 
         item.engine_fields = make_kwargs_item(modality, item.fields, row_count)
 
 
+def remember_id_layouts(plan: Plan, id_layouts: Memo, items: Sequence[Item]) -> None:
+    """Cache the layouts of items that become ids only.
+
+    Left out are layouts that depend on the index of their item, since they keep the tensors of the
+    item in memory, and those of items that depend on the other items of their request.
+    """
+    for item in items:
+        modality = plan.modalities[item.modality]
+        if not modality.is_ids_only or isinstance(item.layout, IndexedLayout):
+            continue
+        if modality.may_cache(item.count):
+            id_layouts.keep(item.hash, item.layout)
+
+
 # -- 6: place --------------------------------------------------------------------------------------
 
 
@@ -329,6 +375,7 @@ def place_items(plan: Plan, request: Request) -> PlacedPrompt:
 
 
 def exchange_with_cache(
+    plan: Plan,
     reader: CacheReader,
     request: Request,
     make_process_again: Callable[[Request, Item], Callable[[], MultiModalKwargsItem]],
@@ -339,22 +386,24 @@ def exchange_with_cache(
     `mmkit.vllm_api.exchange`. Until then, an `UnsentItem` stands for the fields of each item.
 
     Args:
+        plan: the server's plan.
         reader: finds the items for other requests from now on.
         request: one that is complete, and that no later step refuses.
         make_process_again: returns what processes an item again that the cache may drop until then.
     """
     cache = request.cache
-    if cache is None:
+    items = select_engine_items(plan, request.items)
+    if cache is None or not items:
         return
-    reader.remember_entries(cache, request.items)
+    reader.remember_entries(cache, items)
     if not has_two_halves(cache):
-        update_local_cache(cache, request.items)
+        update_local_cache(cache, items)
         return
-    for item in request.items:
+    for item in items:
         process_again = None
         if item.engine_fields is None:
             process_again = make_process_again(request, item)
         item.engine_fields = UnsentItem(
             item.modality, item.hash, item.engine_fields, item.cache_entry, cache, process_again
         )
-    reader.remember_unsent(request.items)
+    reader.remember_unsent(items)

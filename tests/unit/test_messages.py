@@ -101,6 +101,7 @@ SPEC = ModelSpec("spec", make_modality())
 PLAN = bind_plan(make_modality())
 CHARACTERS = Vocabulary(Tokenizer())
 
+IDS_ONLY = {"layout": literal(fields.codes), "update": replace(6), "fields": {"codes": batched()}}
 WITHOUT_POSITIONS = dict(layout=None, update=None, tokens=0)
 """Options of a modality whose items take no place in the prompt."""
 
@@ -156,6 +157,15 @@ MODALITIES = [
     (": expected limit=1 for an item without positions, got 2.", dict(WITHOUT_POSITIONS, limit=2)),
     (": expected no embeds for an item without positions, got True.", dict(WITHOUT_POSITIONS, embeds=True)),
     (": expected at least one field, got none.", dict(fields={})),
+    (", update: expected replace() for a layout without embed(), got insert(at='start').",
+     dict(IDS_ONLY, update=insert(at="start"))),
+    (", update: expected replace() for a layout without embed(), got already_expanded().",
+     dict(IDS_ONLY, update=[replace(6), already_expanded()])),
+    (", positions: expected none for a layout without embed(), got some.", dict(IDS_ONLY, positions=(1, 1, 1))),
+    (", embeds: expected none for a layout without embed(), got True.", dict(IDS_ONLY, embeds=True)),
+    (", fields['x']: expected a field that the layout reads, since it has no embed() and the model gets none, got "
+     "another one. Leave it out, or write embed() where the rows of an encoder stand.",
+     dict(layout=literal(5)), dict(IDS_ONLY, fields={"x": batched(), "codes": batched()})),
     (", fields: expected a dict of batched(), flat(), … or constant(), got ['x'].", dict(fields=["x"])),
     (", fields['x']: expected batched(), flat(), … or constant(), got 'batched'.", dict(fields={"x": "batched"})),
     (", fields['x']: expected batched(), flat(), … or constant(), got batched without its (). Write batched().",
@@ -691,7 +701,11 @@ BOUND = [
     ("limit: 1.5: expected the most items, a whole number >= 0, got 1.5. Use math.floor(), …", dict(limit=1.5)),
     ("limit: …: expected the most items, a whole number >= 0, got ….", dict(limit=-1), dict(limit=True)),
     ("layout: expected at least one placeholder per item, got 2 other tokens for an item of shape (2, 2). Round up …",
-     dict(layout=literal([1, 2]))),
+     dict(layout=lambda scope: [1, 2])),
+    ("layout: expected at least one token per item, got none for an item of shape (2,). Send a larger one.",
+     dict(IDS_ONLY, item=Tensor((between(2, 4),)), layout=literal(5) * (item.length - 2), fields={})),
+    ("layout: expected an item whose layout is without …, its target, got one with it. Begin the layout with …",
+     dict(IDS_ONLY, layout=literal(7, 5), fields={}, update=replace(7))),
     ("layout: expected at least one placeholder per item, got none for an item of shape (2,). Round …",
      dict(item=Tensor(shape=(between(2, 4),)), layout=embed(5) * (item.length - 2))),
     (f"layout{OUTSIDE}",

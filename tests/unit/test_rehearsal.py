@@ -374,7 +374,10 @@ LONG_LITERAL = literal(5) * 4_000_000
         (dict(layout=embed(5) * (cfg.big**cfg.big)), "a whole number of more than 4096 bits, with 1000000000, 1000"),
         (dict(layout=embed(5) * ((cfg.n ** (cfg.n ** (cfg.n**cfg.n))) % 5)), "a whole number of more than 4096 bits"),
         (dict(layout=embed(5) * ((cfg.n**1400) * (cfg.n**1400) % 5 + 1)), "a whole number of more than 4096 bits"),
-        (dict(layout=literal(cfg.ids * cfg.big)), "a list or text of 2000000000 elements, of at most 4194304"),
+        (
+            dict(layout=embed(5) + literal(cfg.ids * cfg.big)),
+            "a list or text of 2000000000 elements, of at most 4194304",
+        ),
         (dict(layout=embed(5) + literal(tok.text(cfg.text * cfg.big))), "a list or text of 100000000000 elements"),
         (dict(layout=embed(5) * (cfg.form % 7)), "a text has no remainder"),
         (dict(layout=embed(5) * round(cfg.n, -cfg.big)), "a number of more than 4096 digits"),
@@ -386,7 +389,7 @@ LONG_LITERAL = literal(5) * 4_000_000
             "expected at most 131072 rounds of all each() of a layout, got 4000000",
         ),
         (dict(layout=embed(5) + each(cfg.big, lambda x: nothing)), "expected at most 131072 rounds of all each()"),
-        (dict(layout=literal(LONG_LITERAL, LONG_LITERAL)), "expected at most 4194304 ids, got 8000000"),
+        (dict(layout=embed(5) + literal(LONG_LITERAL, LONG_LITERAL)), "expected at most 4194304 ids, got 8000001"),
         (
             dict(item=Tensor((10**9,))),
             "item: Tensor.largest: expected an item of at most 2 GiB, got (1000000000,), which takes 4 GiB.",

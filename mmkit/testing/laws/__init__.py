@@ -13,7 +13,7 @@ from .huggingface import positions, reference
 from .items import embeds, identity, worst_case
 from .models import containment, counts, outputs, safety, strangers
 from .refusals import refusal
-from .requests import idempotence, independence, ranges, round_trip, text
+from .requests import idempotence, ids_only, independence, ranges, round_trip, text
 
 _IN_ORDER = (
     ranges,
@@ -21,6 +21,7 @@ _IN_ORDER = (
     independence,
     round_trip,
     idempotence,
+    ids_only,
     worst_case,
     identity,
     refusal,

@@ -68,7 +68,7 @@ def _check_ranges(case: Case, request: Request, updates: RequestUpdates) -> None
     in place of each range comes the target of its item.
     """
     runs = case.subject.runs
-    outcome = case.subject.run(request)
+    outcome = _add_ranges_of_ids(case, case.subject.run(request), updates)
     ids = outcome.ids
     placed = _find_placed_items(case, outcome, updates)
     placed.sort(key=_get_sort_key)
@@ -93,6 +93,28 @@ def _check_ranges(case: Case, request: Request, updates: RequestUpdates) -> None
         here = brief(rebuilt)
         there = brief(prompt)
         case.fail(f"outside the ranges the prompt is {here}, the caller's {there}")
+
+
+def _add_ranges_of_ids(case: Case, outcome: Outcome, updates: RequestUpdates) -> Outcome:
+    """Return an outcome with ranges of the items that become ids only, for which vLLM gets none.
+
+    They are where the ids of their layouts stand outside the ranges of other items, in order.
+    """
+    places = dict(outcome.ranges)
+    for name in case.subject.ids_only.intersection(updates):
+        if name in outcome.ranges:
+            case.fail(f"vLLM gets ranges for {name}, whose items become ids only")
+        places[name] = []
+        end = 0
+        for index, update in enumerate(updates[name]):
+            start = as_text(outcome.ids).find(as_text(update.ids), end)
+            if start < 0:
+                case.fail(
+                    f"the layout of {name}[{index}], {brief(update.ids)}, is not in the prompt"
+                )
+            places[name].append(ItemRange(start, len(update.ids), update.mask))
+            end = start + len(update.ids)
+    return replace(outcome, ranges=places)
 
 
 def _find_placed_items(case: Case, outcome: Outcome, updates: RequestUpdates) -> list[_PlacedItem]:
@@ -257,7 +279,9 @@ def text(case: Case) -> None:
         assume(_attempt_prompt(case, request, text))
     if of_ids and case.subject.plan is not None:
         # hand-written processors are left out: vLLM's own search in the text changes their ids
-        _check_outside(case, replace(request, prompt=ids), of_ids)
+        updates = case.subject.find_request_updates(request)
+        with_ranges = _add_ranges_of_ids(case, of_ids, updates)
+        _check_outside(case, replace(request, prompt=ids), with_ranges)
     for route in ("renderer", "processor"):
         of_text = _attempt_prompt(case, request, text, direct=route == "processor")
         case.check_equal(
@@ -362,6 +386,7 @@ def independence(case: Case) -> None:
             # a spec may declare that the items of a request are processed together
             assume(subject.plan.modalities[name].may_cache(count))
     together = subject.run(request)
+    updates = subject.find_request_updates(request)
     for name, samples in request.items.items():
         for index, sample in enumerate(samples):
             item = f"{name}[{index}]"
@@ -372,6 +397,10 @@ def independence(case: Case) -> None:
                 f"{item} alone and in this request",
                 alike=near,
             )
+            (update_alone,) = subject.find_updates(name, [sample], request.kwargs)
+            if name in subject.ids_only and update_alone.ids != updates[name][index].ids:
+                ids = f"{brief(update_alone.ids)} alone and {brief(updates[name][index].ids)}"
+                case.fail(f"{item} becomes {ids} in this request")
             rows_alone = sum(alone.mask(name, 0))
             rows_together = sum(together.mask(name, index))
             if rows_alone != rows_together:
@@ -388,6 +417,8 @@ def round_trip(case: Case) -> None:
     request = case.draw_request()
     outcome = case.subject.run(request)
     for name, samples in request.items.items():
+        if name in case.subject.ids_only:
+            continue
         _check_declared_fields(case, name, len(samples), outcome.fields.get(name, []))
     if case.subject.plan is None:
         _check_round_trip(case, request)
@@ -463,6 +494,35 @@ def idempotence(case: Case) -> None:
         second_ranges = second.ranges.get(name, [])
         if _list_lengths_and_masks(first_ranges) != _list_lengths_and_masks(second_ranges):
             case.fail(f"the ranges of {name} have other lengths or masks")
+
+
+@law(cost=2)
+def ids_only(case: Case) -> None:
+    """Of an item that becomes ids only, nothing but these ids reaches the engine.
+
+    An expanded prompt without such items is the same request: the same ids, and the same ranges,
+    hashes and fields of the other items.
+    """
+    subject = case.subject
+    if not subject.ids_only:
+        raise NotApplicable("every item has placeholders")
+    request = case.draw_request()
+    absent = subject.ids_only.intersection(request.items)
+    assume(absent)
+    outcome = subject.run(request)
+    for name in absent:
+        if name in outcome.hashes or name in outcome.fields or name in outcome.ranges:
+            case.fail(f"{name} reaches the engine")
+    items = {name: samples for name, samples in request.items.items() if name not in absent}
+    if not items:
+        assert subject.plan is not None  # which alone says what becomes ids only
+        ids = case.attempt(subject.plan.expand, outcome.ids, {})
+        case.check_equal(outcome.ids, ids, "the expanded prompt with its items and without", "ids")
+        return
+    order = tuple(place for place in request.order if place[0] not in absent)
+    case.request = Request(outcome.ids, items, request.kwargs, order)
+    without = case.attempt(subject.run, case.request)
+    case.check_equal(outcome, without, f"the expanded prompt with {sorted(absent)} and without")
 
 
 def _list_lengths_and_masks(item_ranges: Sequence[ItemRange]) -> list[Any]:

@@ -39,6 +39,7 @@ from mmkit import (
     hf,
     item,
     kwargs,
+    literal,
     tok,
 )
 from mmkit import replace as replaces
@@ -173,6 +174,25 @@ def encode_as_plain_text(scope: Any, text: str) -> list[int]:
 
 
 NOTED = ModelSpec("noted", frames_with_notes(encode_as_plain_text))
+
+
+def make_beats(items: Any, scope: Any) -> dict[str, Any]:
+    """Make one of the tokens a to C of each number."""
+    return {"beats": [value + ID["a"] for value in items]}
+
+
+BEATS = Modality(
+    "beats",
+    item=Tensor((between(1, 3),), "int64", bound=between(0, 5)),
+    layout=literal(tok["<open>"], fields.beats, tok["<close>"]),
+    update=replaces(tok["<series>"]),
+    fields={"beats": batched()},
+    process=make_beats,
+    limit=3,
+)
+"""Items that become ids only."""
+
+HEART = ModelSpec("heart", frames(), BEATS)
 ROBOT = ModelSpec(
     "robot",
     Modality(
@@ -315,6 +335,10 @@ def with_model_by_hand() -> Subject:
 
 def robot() -> Subject:
     return of_spec(ROBOT, checkpoint(tokenizer=False))
+
+
+def heart(spec: ModelSpec = HEART) -> Subject:
+    return of_spec(spec, checkpoint(), kwargs=st.just({}))
 
 
 BASES: dict[str, Callable[[], Subject]] = {"mixed": with_derived_model, "by hand": with_model_by_hand, "robot": robot}

@@ -15,7 +15,7 @@ from mmkit.plan.item import group_by_modality
 from mmkit.plan.placement import Placement
 from mmkit.testing import Subject
 
-from .base import BY_NUMBER, ID, MEDIA, NUMBERED, TOKENS, frames, make_mixed, media, series
+from .base import BEATS, BY_NUMBER, HEART, ID, MEDIA, NUMBERED, TOKENS, frames, heart, make_mixed, media, series
 from .bug import override, planted, with_frames, with_info, with_processor, with_series, with_step
 
 # -- ranges ------------------------------------------------------------------------------------------------------------
@@ -320,6 +320,28 @@ def turn_ended_again() -> Subject:
         return list(scope.prompt) + [ID["</s>"]]
 
     return make_mixed(ModelSpec("mixed", series(), frames(), prompt=end_turn))
+
+
+# -- ids_only ----------------------------------------------------------------------------------------------------------
+
+
+@planted("ids_only", r"beats reaches the engine")
+def ids_with_an_entry_of_their_own() -> Subject:
+    def select_engine_items(correct, plan, items):
+        return list(items)
+
+    return with_step("select_engine_items", select_engine_items, HEART)
+
+
+@planted("ids_only", r"the expanded prompt with .*its items and without: .*ids")
+def a_prompt_that_counts_items_of_ids() -> Subject:
+    def end_with_count(scope):
+        ids = list(scope.prompt)
+        while ids and ids[-1] == ID["A"]:
+            ids.pop()
+        return ids + [ID["A"]] * scope.counts.get("beats", 0)
+
+    return heart(ModelSpec("heart", BEATS, prompt=end_with_count))
 
 
 @planted("idempotence", r"refused with InputError: mixed\.frames")
