@@ -279,7 +279,7 @@ class ModalityModel(PartModel):
     item: AnyItem
     layout: LayoutSource
     update: Annotated[list[AnyUpdate], Field(max_length=MAX_PARTS)]
-    fields: Annotated[dict[Name, AnyField], Field(min_length=1, max_length=MAX_PARTS)]
+    fields: Annotated[dict[Name, AnyField], Field(max_length=MAX_PARTS)]
     process: AnyProcess
     limit: Value = None
     embeds: Annotated[

@@ -44,7 +44,8 @@ class Outline:
         placements: the place of each item's layout, in prompt order.
         rows: per modality and item, the number of its encoder rows.
         hashes: per modality and item, its key in vLLM's caches; None where its content is not here
-            and the caller has not named it, and where there is no hasher.
+            and the caller has not named it, where it becomes ids only, and where there is no
+            hasher.
         fields: per modality and item, the fields that follow from its facts.
         uncomputed_fields: per modality, the names of the fields that a model receives beside these.
     """
@@ -221,7 +222,7 @@ def hash_items(
         hasher: makes the hashes; None leaves them out.
         options: on which the hashes depend.
     """
-    if hasher is None or modality.is_never_kept:
+    if hasher is None or modality.is_never_kept or modality.is_ids_only:
         return [None] * len(items)
     return hasher.hash_items(modality, items, options)
 
