@@ -251,7 +251,7 @@ def _list_output(output: Output, plan: Plan | None) -> list[_Row]:
     if plan:
         bound = plan.outputs[output.name]
         allowed = " ".join(fold_repetitions(str(ids) for ids in bound.allowed))
-        tokens = f"{count_noun(bound.num_tokens, 'token')}: {allowed}"
+        tokens = f"{count_noun(len(bound.allowed), 'token')}: {allowed}"
         # `decode` may read what the folder lacks, for example weights
         with suppress(MmkitError):
             form = f"{write_shape(bound.shape)} {bound.dtype}"
@@ -261,6 +261,11 @@ def _list_output(output: Output, plan: Plan | None) -> list[_Row]:
     ]
     if output.encode is not None:
         rows.append(_Row("encode", write_source(output.encode)))
+    for name in ("after", "until", "most"):
+        declared = getattr(output, name)
+        if declared is not None:
+            value = str(getattr(plan.outputs[output.name], name)) if plan else ""
+            rows.append(_Row(name, write_source(declared), value))
     return rows
 
 

@@ -10,12 +10,13 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from .expr import Scope
+from .expr import Count, Scope, Value, as_expression, is_operation
 from .field import HF
 from .layout import EndingWith, Layout, LayoutLike, Replace
 from .layout import layout as as_layout
 from .modality import Modality
 from .named_part import NamedPart, check_name, require
+from .node import dependencies
 
 Rewrite: TypeAlias = "EndingWith | Callable[[Scope], Any]"
 """How a spec rewrites a caller's prompt."""
@@ -30,23 +31,34 @@ class Output(NamedPart, init=False):
     """One kind of output other than text, for example a frame of a world model, or an image.
 
     It says which ids may stand where, and how they become an array. An output has a fixed number of
-    tokens; the ids outside the `any_id` positions are separators.
+    tokens; the ids outside the `any_id` positions are separators. It is the whole answer, unless
+    there is `after`.
+
+    With `after`, an answer is text, and whenever the model writes the token `after`, an output
+    follows: its layout once, or, with `until` and `most`, its layout at least once, at most `most`
+    times, and then the token `until`. Text goes on behind it.
 
     Attributes:
         name: the name by which requests ask for it.
-        layout: which ids may stand where.
+        layout: which ids may stand where. With `until` this is a unit, of which an output has
+            several.
         decode: a function ``(ids, scope) -> array``. It receives the ids at the `any_id` positions,
             int64 (positions,), and a `Scope` with `cfg` and `tok`, and returns a numpy array. It
             accepts all ids that the layout allows, and returns arrays of one shape and dtype; uint8
-            (height, width, 3) is an RGB image. Several threads may call it at once.
+            (height, width, 3) is an RGB image. With `until`, the shape may depend on the number of
+            units. Several threads may call it at once.
         encode: its inverse, ``(array, scope) -> ids``: integers (positions,). It may raise a
             ValueError for an array that the output cannot be.
         lossy: whether `decode` returns only nearly the array that `encode` received, for example
             with a learned image tokenizer.
+        after: the token behind which an output stands in an answer of text:
+            ``tok["<action>"]``. None: the whole answer is the output.
+        until: the token that ends an output of several units; None for one unit.
+        most: the most units before `until`.
 
     Raises:
         SpecError: a name that is no identifier, a layout that depends on more than `cfg` and `tok`,
-            or a `decode` or `encode` that is no function.
+            a `decode` or `encode` that is no function, or `until` without `after` or `most`.
     """
 
     name: str
@@ -55,6 +67,9 @@ class Output(NamedPart, init=False):
     encode: Callable[[Array, Scope], Any] | None = None
     _: KW_ONLY
     lossy: bool = False
+    after: Value | None = None
+    until: Value | None = None
+    most: Value | None = None
 
     def __init__(
         self,
@@ -64,8 +79,12 @@ class Output(NamedPart, init=False):
         encode: Callable[[Array, Scope], Any] | None = None,
         *,
         lossy: bool = False,
+        after: Count | None = None,
+        until: Count | None = None,
+        most: Count | None = None,
     ) -> None:
         self._set(name=name, layout=as_layout(layout), decode=decode, encode=encode, lossy=lossy)
+        self._set(after=as_expression(after), until=as_expression(until), most=as_expression(most))
         self._check(f"output {name!r}")
 
     def _check(self, where: str) -> None:
@@ -74,10 +93,27 @@ class Output(NamedPart, init=False):
         require(callable(self.decode), f"{where}, decode", expected, repr(self.decode))
         may_encode = self.encode is None or callable(self.encode)
         require(may_encode, f"{where}, encode", expected, repr(self.encode))
-        for dependency in self.layout.dependencies():
-            is_known_when_bound = dependency.root in ("cfg", "tok", "function")
-            expected = "values of cfg and tok"
-            require(is_known_when_bound, f"{where}, layout", expected, repr(dependency))
+        self._check_marks(where)
+        for part in ("layout", "after", "until", "most"):
+            for dependency in dependencies(getattr(self, part)):
+                is_known_when_bound = dependency.root in ("cfg", "tok", "function")
+                expected = "values of cfg and tok"
+                require(is_known_when_bound, f"{where}, {part}", expected, repr(dependency))
+
+    def _check_marks(self, where: str) -> None:
+        """Refuse marks that are no tokens, and those that mean nothing without another."""
+        for part in ("after", "until"):
+            mark = getattr(self, part)
+            is_text = isinstance(mark, (str, Layout)) or is_operation(mark, "tok.text")
+            remedy = 'Write tok["<action>"] or cfg.some_token_id.'
+            require(not is_text, f"{where}, {part}", "one token id", repr(mark), remedy)
+        has_both = (self.until is None) == (self.most is None)
+        missing = "most" if self.most is None else "until"
+        remedy = "most= is the largest number of units before until=."
+        require(has_both, where, "until and most together", f"no {missing}", remedy)
+        may_end = self.after is not None or self.until is None
+        remedy = "The token after begins an output whose length varies."
+        require(may_end, where, "after beside until", "none", remedy)
 
 
 class Declaration(NamedPart, init=False):

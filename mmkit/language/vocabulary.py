@@ -455,6 +455,15 @@ def read_vocab_size(config: Any, default: int | None = None) -> int:
     return size
 
 
+def list_end_ids(config: Any, vocabulary: Vocabulary | None) -> set[int]:
+    """Return the ids with which an answer ends, as config and tokenizer state them."""
+    (end,) = read_text_config(config, "eos_token_id")
+    ends = list(end) if isinstance(end, (list, tuple)) else [end]
+    if vocabulary is not None:
+        ends.append(getattr(vocabulary.tokenizer, "eos_token_id", None))
+    return {token for token in ends if token is not None}
+
+
 def describe_id(token: Any) -> str:
     """Describe what stands in place of a token id, for messages."""
     if type(token) is int:

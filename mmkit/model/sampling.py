@@ -3,19 +3,19 @@
 vLLM computes the reported log probabilities, of the answer and of the prompt, from the model's
 logits. These logits stay as they are; a logits processor, which sees the logits that are sampled
 from, masks the placeholder ids. vLLM loads it in every engine by mmkit's entry point
-``vllm.logits_processors``, also for models without a spec, so this module imports nothing of
-`mmkit.vllm_api`. Where vLLM makes no logits processor for a model (with speculative decoding,
+``vllm.logits_processors``, also for models without a spec, so importing this module imports nothing
+of `mmkit.vllm_api`. Where vLLM makes no logits processor for a model (with speculative decoding,
 without the entry point), the model masks its logits itself; see `MultiModalModel.compute_logits`.
 `sampling_params` marks a request for an output of the spec.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -33,57 +33,59 @@ from ..plan.plan import Plan
 
 __all__ = ["sampling_params"]
 
-_CONTRADICTING_OPTIONS = (
-    "min_tokens",
-    "stop",
-    "stop_token_ids",
-    "allowed_token_ids",
-    "bad_words",
-    "structured_outputs",
-)
-"""The options of `SamplingParams` that contradict an output."""
+logger = logging.getLogger(__name__)
 
 
 def sampling_params(output: BoundOutput, engine: Any, **options: Any) -> Any:
     """Return vLLM's `SamplingParams` for one output of the spec.
 
-    They ask for as many ids as the output has, each one that may stand at its position.
+    They ask for as many ids as the output has, each one that may stand at its position. For an
+    output in a text, an output with `after`, they ask for a text in which each id of an output may
+    stand at its position.
 
     Args:
         output: an output of the model's plan, for example ``plan.outputs["frame"]``.
         engine: a `vllm.LLM`, or an engine client of vLLM.
         options: more of `SamplingParams`, for example `temperature`, `seed`, `n` or `logprobs`.
-            vLLM makes no text of the ids unless `detokenize` is True.
+            vLLM makes no text of the ids of an output alone unless `detokenize` is True. A text
+            with outputs ends where the model ends it, unless `max_tokens` is stated.
 
     Raises:
         InputError: an option that contradicts the output; an output whose positions allow
             different ids, and an engine that cannot confine positions one by one, for example with
             speculative decoding; or a temperature, and an engine that samples drafts wrongly.
     """
-    fixed = {"max_tokens": output.num_tokens, "ignore_eos": True}
-    for name, value in fixed.items():
-        if options.get(name, value) not in (None, value):
-            expected = f"{value} or none beside output {output.name!r}"
-            raise InputError(name, expected, repr(options[name]), "It follows from the output.")
-    for name in _CONTRADICTING_OPTIONS:
-        if options.get(name):
-            raise InputError(name, f"none beside output {output.name!r}", "some")
-    arguments = {"detokenize": False, **options, **fixed}
+    # not at the top: vLLM imports this module in engines of models without a spec, too
+    from ..vllm_api.confinement import check_engine, check_options, masks_each_position
+
+    check_options(output, options)
+    arguments: dict[str, Any]
+    if output.after is None:
+        arguments = {"detokenize": False, **options}
+        arguments.update(max_tokens=output.num_tokens, ignore_eos=True)
+    else:
+        arguments = {"max_tokens": None, **options}
     arguments["extra_args"] = {**(options.get("extra_args") or {}), EXTRA_ARG: output.name}
     config = getattr(engine, "llm_engine", engine).vllm_config
-    if not _masks_each_position(config) and not output.allows_all:
-        if output.common is None or _has_second_runner(config):
-            expected = "an engine that confines each position"
-            got = "one that makes no logits processor of mmkit's, as with speculative decoding"
-            remedy = "Start it without speculative_config, and with mmkit installed."
-            raise InputError(output.where, expected, got, remedy)
+    check_engine(output, config)
+    if output.common is not None and not output.allows_all and not masks_each_position(config):
         arguments["allowed_token_ids"] = list(output.common)
     params = SamplingParams(**arguments)
-    if params.sampling_type != SamplingType.GREEDY and samples_drafts_wrongly(config):
-        expected = "temperature=0 beside speculative_config on a CPU"
-        remedy = "This vLLM samples drafts there at arbitrary temperatures, masked ids included."
-        raise InputError(output.where, expected, str(params.temperature), remedy)
+    check_temperature(output, params, config)
     return params
+
+
+def check_temperature(output: BoundOutput, params: Any, config: Any) -> None:
+    """Refuse a temperature where vLLM samples drafts wrongly.
+
+    Raises:
+        InputError: it does.
+    """
+    if params.sampling_type == SamplingType.GREEDY or not samples_drafts_wrongly(config):
+        return
+    expected = "temperature=0 beside speculative_config on a CPU"
+    remedy = "This vLLM samples drafts there at arbitrary temperatures, masked ids included."
+    raise InputError(output.where, expected, str(params.temperature), remedy)
 
 
 def samples_drafts_wrongly(config: Any) -> bool:
@@ -118,52 +120,51 @@ def _cpu_loses_temperatures() -> bool:
     return result.tolist() != [0.5, 0.5]
 
 
-def _has_second_runner(config: Any) -> bool:
-    """Return whether an engine runs vLLM's second model runner."""
-    return bool(getattr(config, "use_v2_model_runner", False))
-
-
-def _masks_each_position(config: Any) -> bool:
-    """Return whether an engine makes a `PlaceholderMask`.
-
-    vLLM's first model runner makes none with speculative decoding; the second one makes it from
-    0.31 on.
-    """
-    processors: list[Any] = [point.value for point in entry_points(group="vllm.logits_processors")]
-    processors += getattr(config.model_config, "logits_processors", None) or ()
-    name = f"{__name__}:{PlaceholderMask.__name__}"
-    if name not in processors and PlaceholderMask not in processors:
-        return False
-    if _has_second_runner(config):
-        return len(_interfaces) > 1
-    return config.speculative_config is None
-
-
 class AllowedIds:
     """The ids of a model that may be sampled.
 
-    They are never placeholders, and at each position of an output some of the others. Tables are on
-    the device of the logits.
+    They are never placeholders, and at each position of an output some of the others. Outputs have
+    numbers, from 1; 0 is a request for none. Tables are on the device of the logits.
+
+    Attributes:
+        free: the position at which all ids may stand, in every output.
+        window: the number of last ids that tell the positions in outputs of texts; 0 without any.
     """
 
     def __init__(self, plan: Plan) -> None:
-        outputs = plan.outputs.values()
+        self._outputs: list[BoundOutput | None] = [None, *plan.outputs.values()]
         self._names = list(plan.outputs)
         self._placeholder_ids = torch.tensor(sorted(plan.embed_ids), dtype=torch.int64)
-        longest = max((output.num_tokens for output in outputs), default=0)
-        # By output and position, the first id that is allowed, and the id after the last one. Row 0
-        # is of requests for no output. It allows all ids, and so do positions after an output.
-        self._table = torch.zeros(len(outputs) + 1, longest + 1, 2, dtype=torch.int64)
+        lengths = [len(output.positions) for output in plan.outputs.values()]
+        self.free = max(lengths, default=0)
+        # By output and position: the first id that is allowed, the id after the last one, and one
+        # more id that is allowed, or -1. Row 0, and the positions after an output, allow all ids.
+        self._table = torch.zeros(len(self._outputs), self.free + 1, 3, dtype=torch.int64)
         self._table[..., 1] = torch.iinfo(torch.int64).max
-        for row, output in zip(self._table[1:], outputs, strict=True):
-            ranges = [[ids.start, ids.stop] for ids in output.allowed]
-            row[: output.num_tokens] = torch.tensor(ranges)
+        self._table[..., 2] = -1
+        # By output: the id behind which it stands in a text, or -2, which no id is, and its length.
+        self._marks = torch.full((len(self._outputs),), -2)
+        self._lengths = torch.tensor([0, *lengths])
+        self.window = 0
+        for number, output in enumerate(plan.outputs.values(), start=1):
+            rows = []
+            for ids, end in output.positions:
+                rows.append([ids.start, ids.stop, -1 if end is None else end])
+            self._table[number, : len(rows)] = torch.tensor(rows)
+            if output.after is not None:
+                self._marks[number] = output.after
+                self.window = max(self.window, output.window)
 
     def get_output_number(self, name: Any) -> int:
         """Return the number of an output, from 1; 0 for none of that name."""
         if name not in self._names:
             return 0
         return self._names.index(name) + 1
+
+    def is_in_text(self, number: int) -> bool:
+        """Return whether an output stands in a text."""
+        output = self._outputs[number]
+        return output is not None and output.after is not None
 
     def mask_placeholders(self, logits: torch.Tensor) -> None:
         """Give the placeholder ids minus infinity, in place."""
@@ -181,11 +182,82 @@ class AllowedIds:
             positions: in that output, integers (rows,).
         """
         self._table = self._table.to(logits.device)
-        last = self._table.shape[1] - 1
-        start, stop = self._table[outputs, positions.clamp(0, last)].unbind(-1)
+        rules = self._table[outputs, positions.clamp(0, self.free)]
+        start, stop, end = rules.unbind(-1)
         ids = torch.arange(logits.shape[-1], device=logits.device)
         is_outside = (ids < start[:, None]) | (ids >= stop[:, None])
+        # One column of each row: the id that ends an output. Where there is none, the id is 0, and
+        # is outside or not as before: to choose the rows with an end would wait for the device.
+        end_column = end.clamp(min=0)[:, None]
+        has_no_end = end[:, None] < 0
+        is_end_outside = is_outside.gather(1, end_column) & has_no_end
+        is_outside.scatter_(1, end_column, is_end_outside)
         logits.masked_fill_(is_outside, float("-inf"))
+
+    def find_position(self, number: int, ids: Sequence[int], prompt: Sequence[int]) -> int:
+        """Return the position of the next id in an output, on the host.
+
+        Args:
+            number: of the output.
+            ids: the ids of the answer.
+            prompt: the ids before it.
+        """
+        output = self._outputs[number]
+        if output is None:
+            return self.free
+        if output.after is None:
+            return len(ids)
+        if ids and ids[-1] == _UNKNOWN_ID:
+            _report_unknown_ids(output.where)
+            return self.free
+        num_missing = output.window - len(ids)
+        last_ids = ids[-output.window :]
+        if num_missing > 0:
+            last_ids = [*prompt[-num_missing:], *ids]
+        position = output.find_position(last_ids)
+        return self.free if position is None else position
+
+    def find_positions(self, outputs: torch.Tensor, last_ids: torch.Tensor) -> torch.Tensor:
+        """Return the positions of the next ids in outputs of texts, as `find_position` does.
+
+        Args:
+            outputs: the number of the output of each row, integers (rows,).
+            last_ids: the ids before it, the newest first, integers (rows, `window`); -1 before the
+                beginning of a prompt.
+        """
+        device = last_ids.device
+        self._table = self._table.to(device)
+        self._marks = self._marks.to(device)
+        self._lengths = self._lengths.to(device)
+        is_mark = last_ids == self._marks[outputs][:, None]
+        # the first of several: the newest mark
+        position = is_mark.int().argmax(1)
+        # of each id, its own position behind that mark; negative for the mark, and before it
+        positions = position[:, None] - 1 - torch.arange(last_ids.shape[1], device=device)
+        rules = self._table[outputs[:, None], positions.clamp(0, self.free)]
+        start, stop, _ = rules.unbind(-1)
+        is_inside = (last_ids >= start) & (last_ids < stop)
+        has_begun = (is_inside | (positions < 0)).all(1) & is_mark.any(1)
+        is_whole = position >= self._lengths[outputs]
+        return torch.where(has_begun & ~is_whole, position, self.free)
+
+
+_UNKNOWN_ID = -1
+"""What vLLM has in place of an id that is sampled and not copied from the device yet."""
+
+
+@cache
+def _report_unknown_ids(where: str) -> None:
+    """Log, once for an output, that this engine does not tell the ids that it samples.
+
+    The server that sends the requests has checked its own configuration. Engines on other hosts may
+    be started with another one.
+    """
+    text = (
+        "mmkit: %s is not confined: this engine schedules asynchronously, and its configuration "
+        "does not name the logits processor of mmkit."
+    )
+    logger.error(text, where)
 
 
 # -- the logits processor --------------------------------------------------------------------------
@@ -214,13 +286,15 @@ class _SampledRequest(NamedTuple):
     Attributes:
         output: the number of the output that it asks for; 0 for none.
         ids: the ids that were sampled, a list to which vLLM adds.
+        prompt: the ids of the prompt; none of a prompt that is embeddings.
     """
 
     output: int
     ids: Sequence[int]
+    prompt: Sequence[int]
 
 
-_NO_OUTPUT = _SampledRequest(0, ())
+_NO_OUTPUT = _SampledRequest(0, (), ())
 
 
 class PlaceholderMask(*_interfaces):  # type: ignore[misc]
@@ -252,9 +326,9 @@ class PlaceholderMask(*_interfaces):  # type: ignore[misc]
     def update_state(self, batch_update: Any) -> None:
         """Store, for each request for an output, its growing list of sampled ids."""
 
-        def make_state(params: Any, _: Any, ids: list[int]) -> _SampledRequest | None:
+        def make_state(params: Any, prompt: Any, ids: list[int]) -> _SampledRequest | None:
             output = self._get_output_number(params)
-            return _SampledRequest(output, ids) if output else None
+            return _SampledRequest(output, ids, prompt or ()) if output else None
 
         process_dict_updates(self._sampled, batch_update, make_state)
 
@@ -264,7 +338,8 @@ class PlaceholderMask(*_interfaces):  # type: ignore[misc]
         Returns:
             Whether its logits are changed.
         """
-        self._sampled[req_idx] = _SampledRequest(self._get_output_number(sampling_params), ())
+        number = self._get_output_number(sampling_params)
+        self._sampled[req_idx] = _SampledRequest(number, (), ())
         return self._find_model() is not None
 
     @override
@@ -282,26 +357,27 @@ class PlaceholderMask(*_interfaces):  # type: ignore[misc]
         if all(request.output == 0 for request in self._sampled.values()):
             return logits
         if context:
-            outputs, positions = self._locate_slots(context[0], logits.device)
+            outputs, positions = self._locate_slots(model.allowed_ids, context[0], logits.device)
         else:
-            outputs, positions = self._locate_rows(len(logits), logits.device)
+            outputs, positions = self._locate_rows(model.allowed_ids, len(logits), logits.device)
         model.allowed_ids.mask_outputs(logits, outputs, positions)
         return logits
 
     def _locate_rows(
-        self, num_rows: int, device: torch.device
+        self, allowed_ids: AllowedIds, num_rows: int, device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the output of each row and the position in it, integers (rows,)."""
         columns = []
         for row in range(num_rows):
             request = self._sampled.get(row, _NO_OUTPUT)
-            columns.append([request.output, len(request.ids)])
+            position = allowed_ids.find_position(request.output, request.ids, request.prompt)
+            columns.append([request.output, position])
         # one tensor, so that one copy goes to the device
         outputs, positions = torch.tensor(columns, device=device).unbind(1)
         return outputs, positions
 
     def _locate_slots(
-        self, context: Any, device: torch.device
+        self, allowed_ids: AllowedIds, context: Any, device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the output of each row and the position in it, integers (rows,)."""
         output_of_slot = []
@@ -310,7 +386,33 @@ class PlaceholderMask(*_interfaces):  # type: ignore[misc]
         slots = context.expanded_idx_mapping
         outputs = torch.tensor(output_of_slot, device=device)[slots]
         positions = context.pos + 1 - self._states.prompt_len.gpu[slots]
+        is_in_text = [allowed_ids.is_in_text(number) for number in output_of_slot]
+        if any(is_in_text):
+            last_ids = self._collect_last_ids(context, allowed_ids.window)
+            positions_in_texts = allowed_ids.find_positions(outputs, last_ids)
+            rows_in_texts = torch.tensor(is_in_text, device=device)[slots]
+            positions = torch.where(rows_in_texts, positions_in_texts, positions)
         return outputs, positions
+
+    def _collect_last_ids(self, context: Any, window: int) -> torch.Tensor:
+        """Return the last ids before what each row samples, in the second model runner.
+
+        The rows of a request stand one behind the other: its last committed id, then its drafts,
+        which are not among the committed ids.
+
+        Returns:
+            Integers (rows, window), the newest first; -1 before the beginning of a prompt.
+        """
+        device = context.pos.device
+        distances = torch.arange(window, device=device)
+        places = context.pos[:, None] - distances
+        slots = context.expanded_idx_mapping[:, None]
+        committed_ids = self._states.all_token_ids.gpu[slots, places.clamp(min=0)]
+        rows = torch.arange(len(context.pos), device=device)[:, None] - distances
+        fed_ids = context.input_ids[rows.clamp(min=0)]
+        is_fed = distances <= context.expanded_local_pos[:, None]
+        last_ids = torch.where(is_fed, fed_ids.long(), committed_ids.long())
+        return torch.where(places >= 0, last_ids, -1)
 
     def _get_output_number(self, params: Any) -> int:
         """Return the number of the output that a request asks for; 0 for no or an unknown one."""

@@ -226,8 +226,9 @@ class Engine:
             params["output_kind"] = RequestOutputKind.DELTA
         if output is None:
             return _build_params(SAMPLING_FIELD, SamplingParams, **params)
-        # the output says how many tokens it has, whatever the model's default is
-        params["max_tokens"] = options.get("max_tokens")
+        if output.after is None:
+            # the output says how many tokens it has, whatever the model's default is
+            params["max_tokens"] = options.get("max_tokens")
         return _build_params(SAMPLING_FIELD, sampling_params, output, self._client, **params)
 
     # -- prompts and items -------------------------------------------------------------------------
@@ -319,6 +320,20 @@ class Engine:
         return rendered  # type: ignore[no-any-return]
 
     # -- answers -----------------------------------------------------------------------------------
+
+    def decode_text(self, ids: list[int], before: list[int], sampling: Any) -> str:
+        """Return the text of ids, as it stands in a longer text.
+
+        Args:
+            ids: the ids.
+            before: the ids before them in that text.
+            sampling: vLLM's parameters, which say whether special tokens have a text.
+        """
+        tokenizer = self._renderer.tokenizer
+        skips = sampling.skip_special_tokens
+        text_before: str = tokenizer.decode(before, skip_special_tokens=skips)
+        text: str = tokenizer.decode([*before, *ids], skip_special_tokens=skips)
+        return text[len(text_before) :]
 
     async def generate(
         self,

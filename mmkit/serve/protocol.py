@@ -128,7 +128,7 @@ class Generating(Prompted, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         output: an output of the spec: the answer is one of it, which decides how many tokens are
-            sampled, and which ids at each position.
+            sampled, and which ids at each position; or a text with such outputs in it.
     """
 
     model: str | None = None
@@ -222,12 +222,39 @@ class Produced(_ServerStruct, frozen=True):
     tensor: dict[str, Any]
 
 
+class AnswerPart(_ServerStruct, frozen=True):
+    """A text, or an output of the spec, in an answer that has both.
+
+    Attributes:
+        type: which of the two.
+        start: the position of its first id among those of the answer; negative for an output that
+            began in the prompt.
+        length: the number of its ids; those of an output with its marks.
+        text: a text, if the server has a tokenizer.
+        produced: a whole output on the wire, where its name is ``output``. None for an output that
+            has begun only: a stream sends it again, and an answer was cut off.
+    """
+
+    type: Literal["text", "output"]
+    start: int
+    length: int
+    text: str | None = None
+    produced: Produced | None = field(default=None, name="output")
+
+    @cached_property
+    def output(self) -> np.ndarray[Any, Any] | None:
+        """The output as an array; None for a text, and for an output that is not whole."""
+        return _read_output(self.produced)
+
+
 class Choice(_ServerStruct, frozen=True):
     """New tokens of one of the `n` answers; in a stream, those since the last event.
 
     Attributes:
-        produced: the output on the wire, where its name is ``output``; a stream sends it with the
-            last tokens.
+        produced: the output on the wire, where its name is ``output``, if it is the whole answer; a
+            stream sends it with the last tokens.
+        parts: the parts of an answer with outputs in a text. A stream sends the outputs alone: with
+            the tokens in which one begins, and again when it is whole.
     """
 
     index: int
@@ -237,15 +264,21 @@ class Choice(_ServerStruct, frozen=True):
     stop_reason: int | str | None = None
     logprobs: list[dict[int, float]] | None = None
     produced: Produced | None = field(default=None, name="output")
+    parts: list[AnswerPart] | None = None
 
     @cached_property
     def output(self) -> np.ndarray[Any, Any] | None:
-        """The output as an array, if the request asks for one."""
-        if self.produced is None:
-            return None
-        tensor = self.produced.tensor
-        values = np.frombuffer(base64.b64decode(tensor["data"]), tensor["dtype"])
-        return values.reshape(tensor["shape"])
+        """The output as an array, if the request asks for one that is the whole answer."""
+        return _read_output(self.produced)
+
+
+def _read_output(produced: Produced | None) -> np.ndarray[Any, Any] | None:
+    """Return an output on the wire as an array."""
+    if produced is None:
+        return None
+    tensor = produced.tensor
+    values = np.frombuffer(base64.b64decode(tensor["data"]), tensor["dtype"])
+    return values.reshape(tensor["shape"])
 
 
 class Range(_ServerStruct, frozen=True):
@@ -338,15 +371,21 @@ class OutputInfo(_ServerStruct, frozen=True):
     """One output of a model.
 
     Attributes:
-        tokens: number of ids.
-        shape: shape of the array.
+        tokens: number of ids, marks included; the most of an output of several units.
+        shape: shape of the array; that of one unit.
         dtype: dtype of the array.
+        after: the id behind which it stands in a text; None where it is the whole answer.
+        until: the id that ends an output of several units.
+        most: the most units.
     """
 
     name: str
     tokens: int
     shape: list[int]
     dtype: str
+    after: int | None = None
+    until: int | None = None
+    most: int | None = None
 
 
 class Modalities(_ServerStruct, frozen=True):

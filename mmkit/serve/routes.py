@@ -163,9 +163,11 @@ async def generate(
         sampling,
         request_id,
         data_parallel_rank=_parse_rank(raw_request),
-        must_fit=output is not None,
+        # a text with outputs in it may be cut off, as any text
+        must_fit=output is not None and output.after is None,
     )
-    events = _make_events(request, outputs, Answer(output), request_id, model)
+    answer = Answer(state.engine, sampling, output)
+    events = _make_events(request, outputs, answer, request_id, model)
     first = await anext(events)
     if not request.stream:
         await events.aclose()
@@ -203,7 +205,7 @@ async def _make_events(
                 "object": "mm.generation.chunk" if request.stream else "mm.generation",
                 "created": created,
                 "model": model,
-                "choices": [await answer.make_choice(part) for part in output.outputs],
+                "choices": await _make_choices(request, output, answer),
             }
             if is_first and request.return_token_ids:
                 event["prompt_token_ids"] = list(output.prompt_token_ids)
@@ -212,6 +214,17 @@ async def _make_events(
                 event["usage"] = answer.make_usage(output)
             yield protocol.Generation(**event)
             is_first = False
+
+
+async def _make_choices(
+    request: protocol.GenerateRequest, output: Any, answer: Answer
+) -> list[protocol.Choice]:
+    """Return what is new in each completion of one of vLLM's outputs."""
+    choices = []
+    for part in output.outputs:
+        choice = await answer.make_choice(part, output.prompt_token_ids, stream=request.stream)
+        choices.append(choice)
+    return choices
 
 
 def _convert_ranges(rendered: Any) -> dict[str, list[protocol.Range]]:

@@ -330,7 +330,8 @@ class Conversation:
         """
         sampling = self._make_sampling_params(message)
         prompt, history, new_items = await self._make_prompt(message, sampling.max_tokens)
-        answer = Answer(self._output)
+        answer = Answer(self._engine, sampling, self._output)
+        stream = self._start.stream
         text = ""
         logprobs: list[dict[int, float]] = []
         outputs = self._engine.generate(
@@ -345,7 +346,7 @@ class Conversation:
                 prompt_ids = list(rendered["prompt_token_ids"])
                 if not answer.ids:
                     _check_history_is_kept(history, prompt_ids)
-                choice = await answer.make_choice(output.outputs[0])
+                choice = await answer.make_choice(output.outputs[0], prompt_ids, stream=stream)
                 text += choice.text or ""
                 logprobs.extend(choice.logprobs or [])
                 ids = prompt_ids + answer.ids[0]
@@ -361,6 +362,8 @@ class Conversation:
             text=text or None,
             logprobs=logprobs or None,
         )
+        if stream:
+            fields["parts"] = await answer.make_all_parts(0, prompt_ids)
         chunk = protocol.ChunkMessage(
             **fields,
             remaining=remaining,

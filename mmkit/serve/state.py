@@ -12,15 +12,21 @@ from typing import Any, NamedTuple
 from msgspec import Raw
 
 from ..errors import InputError
-from ..plan.output import BoundOutput
+from ..plan.output import AnswerReader, BoundOutput, find_output
 from ..vllm_api.chat import list_part_types
 from ..vllm_api.incoming import REQUEST, Incoming, Places
 from . import protocol
 from .decoding import decode_fields, quote
 from .engine import Engine
 from .errors import SESSIONS, TooBusy
-from .protocol import Choice, Limits, OutputInfo, PromptTokensDetails, Usage
+from .protocol import AnswerPart, Choice, Limits, OutputInfo, PromptTokensDetails, Usage
 from .wire import Decoder, describe_modality, encode_value, list_embeds_fields
+
+NUM_CONTEXT_IDS = 6
+"""Ids of a prompt beside which those of an answer become text.
+
+A tokenizer may drop the space before the first word of a text.
+"""
 
 
 def find_state(app: Any) -> ServerState | None:
@@ -85,9 +91,14 @@ class ServerState:
             modality_infos.append(describe_modality(modality, self.engine.most_items.get(name)))
         outputs = []
         for output in plan.outputs.values():
-            shape = list(output.shape)
             info = OutputInfo(
-                name=output.name, tokens=output.num_tokens, shape=shape, dtype=output.dtype
+                name=output.name,
+                tokens=output.num_tokens,
+                shape=list(output.shape),
+                dtype=output.dtype,
+                after=output.after,
+                until=output.until,
+                most=None if output.until is None else output.most,
             )
             outputs.append(info)
         return protocol.Modalities(
@@ -140,13 +151,7 @@ class ServerState:
         """
         if request.output is None:
             return None
-        outputs = self.plan.outputs
-        if request.output not in outputs:
-            expected = "none, as the spec declares none"
-            if outputs:
-                expected = f"one of {', '.join(outputs)}"
-            raise InputError("output", expected, quote(request.output))
-        return outputs[request.output]
+        return find_output(self.plan.outputs, request.output, "output", quote(request.output))
 
     def make_incoming(
         self, field: str = "", places: Sequence[Places] = (), *, begins_twice: bool = False
@@ -260,18 +265,29 @@ class Answer:
     """vLLM's answer to a request, as it grows.
 
     Args:
+        engine: vLLM.
+        sampling: vLLM's parameters of the request.
         output: of the spec, if the request asks for one.
 
     Attributes:
         ids: the generated ids, by the number of the choice.
     """
 
-    def __init__(self, output: BoundOutput | None = None) -> None:
+    def __init__(self, engine: Engine, sampling: Any, output: BoundOutput | None = None) -> None:
         self.ids: defaultdict[int, list[int]] = defaultdict(list)
+        self._engine = engine
+        self._sampling = sampling
         self._output = output
+        # of an answer with outputs in a text, by the number of the choice
+        self._readers: dict[int, AnswerReader] = {}
 
-    async def make_choice(self, part: Any) -> Choice:
+    async def make_choice(self, part: Any, prompt: Sequence[int], *, stream: bool) -> Choice:
         """Return what is new in one of the completions of one of vLLM's outputs.
+
+        Args:
+            part: the completion.
+            prompt: the ids before it.
+            stream: whether the answer comes as it grows.
 
         Raises:
             InputError: the ids are not the output that the request asks for.
@@ -279,7 +295,10 @@ class Answer:
         """
         self.ids[part.index] += part.token_ids
         produced = None
-        if self._output is not None and part.finish_reason in ("stop", "length"):
+        parts = None
+        if self._output is not None and self._output.after is not None:
+            parts = await self._read_parts(self._output, part, prompt, stream=stream)
+        elif self._output is not None and part.finish_reason in ("stop", "length"):
             produced = await self._decode_output(self._output, self.ids[part.index])
         return Choice(
             index=part.index,
@@ -289,7 +308,65 @@ class Answer:
             stop_reason=part.stop_reason,
             logprobs=_convert_logprobs(part.logprobs),
             produced=produced,
+            parts=parts,
         )
+
+    async def make_all_parts(self, index: int, prompt: Sequence[int]) -> list[AnswerPart] | None:
+        """Return all parts of an answer that was streamed; None if it has no outputs in a text.
+
+        Args:
+            index: the number of the choice.
+            prompt: the ids before it.
+        """
+        output = self._output
+        if output is None or output.after is None:
+            return None
+        ids = self.ids[index]
+        parts = await asyncio.to_thread(output.split_answer, ids, prompt)
+        return [self._convert_part(output, part, ids, prompt) for part in parts]
+
+    async def _read_parts(
+        self, output: BoundOutput, part: Any, prompt: Sequence[int], *, stream: bool
+    ) -> list[AnswerPart] | None:
+        """Return the parts in the new ids of a completion; of a stream, the outputs alone."""
+        if part.index not in self._readers:
+            self._readers[part.index] = AnswerReader(output, prompt)
+        reader = self._readers[part.index]
+        # in a thread, since decoding an output may take its time
+        new_parts = await asyncio.to_thread(reader.find_parts, part.token_ids)
+        converted = []
+        for new_part in new_parts:
+            if new_part.is_output or not stream:
+                ids = self.ids[part.index]
+                converted.append(self._convert_part(output, new_part, ids, prompt))
+        if stream and not converted:
+            return None
+        return converted
+
+    def _convert_part(
+        self, output: BoundOutput, part: Any, ids: list[int], prompt: Sequence[int]
+    ) -> AnswerPart:
+        """Return a part of an answer on the wire.
+
+        Args:
+            output: that of the request.
+            part: of an `AnswerReader`.
+            ids: those of the answer.
+            prompt: the ids before them.
+        """
+        if part.is_output:
+            produced = None
+            if part.array is not None:
+                tensor = encode_value(part.array, "output")
+                produced = protocol.Produced(name=output.name, tensor=tensor)
+            return AnswerPart(
+                type="output", start=part.start, length=len(part.ids), produced=produced
+            )
+        text = None
+        if self._engine.has_tokenizer:
+            before = [*prompt[-NUM_CONTEXT_IDS:], *ids[: part.start]]
+            text = self._engine.decode_text(part.ids, before, self._sampling)
+        return AnswerPart(type="text", start=part.start, length=len(part.ids), text=text)
 
     async def _decode_output(self, output: BoundOutput, ids: list[int]) -> protocol.Produced:
         """Return an output of the spec; in a thread, since decoding may take its time."""

@@ -18,6 +18,7 @@ from ..errors import InputError
 from ..plan.encoder_rows import rows_field
 from ..plan.plan import Plan
 from ..plan.soundness import check_rows
+from .confinement import check_request
 from .errors import Refused
 from .items import Rendered
 
@@ -29,13 +30,21 @@ PROMPT_EMBEDS = "prompt_embeds"
 """The name under which vLLM carries embeddings of parts of a message, as if of a modality."""
 
 
-def admit(plan: Plan, prompt: Mapping[str, Any], params: Any = None, *, trusts: bool) -> None:
+def admit(
+    plan: Plan,
+    prompt: Mapping[str, Any],
+    params: Any = None,
+    config: Any = None,
+    *,
+    trusts: bool,
+) -> None:
     """Refuse a rendered request that the engine must not receive.
 
     Args:
         plan: the plan of the model.
         prompt: vLLM's input for its engine.
         params: vLLM's parameters of the request.
+        config: vLLM's configuration of the engine.
         trusts: whether processed fields of other hosts are accepted.
 
     Raises:
@@ -43,6 +52,7 @@ def admit(plan: Plan, prompt: Mapping[str, Any], params: Any = None, *, trusts: 
     """
     try:
         _check_params(plan, params)
+        check_request(plan, params, config)
         _check_request(plan, prompt, trusts)
     except InputError as error:
         raise Refused(error) from None

@@ -173,9 +173,10 @@ def guard_process_inputs(process_inputs: Any) -> Any:
             return process_inputs(self, request_id, prompt, *args, **kwargs)
         if isinstance(prompt, Mapping):
             params = args[0] if args else kwargs.get("params")
-            config = getattr(getattr(self, "vllm_config", None), "additional_config", None)
-            trusts = isinstance(config, Mapping) and config.get(TRUST) is True
-            admit(renderer.mm_processor.plan, prompt, params, trusts=trusts)
+            config = getattr(self, "vllm_config", None)
+            additional = getattr(config, "additional_config", None)
+            trusts = isinstance(additional, Mapping) and additional.get(TRUST) is True
+            admit(renderer.mm_processor.plan, prompt, params, config, trusts=trusts)
         request = process_inputs(self, request_id, prompt, *args, **kwargs)
         if request.mm_features:
             cache = getattr(renderer, "mm_processor_cache", None)

@@ -16,7 +16,7 @@ from examples.terra.worlds import TownWorld
 from mmkit import InputError, ModelSpec, Output, SpecError, any_id, cfg, embed, item, kwargs, literal, tok
 from mmkit.language.expr import Scope
 from mmkit.language.vocabulary import Vocabulary
-from mmkit.plan.output import BoundOutput
+from mmkit.plan.output import AnswerPart, AnswerReader, BoundOutput
 
 from . import naive, test_layout
 from .common import NAMES, Tokenizer, make_modality, refuses
@@ -203,6 +203,9 @@ def test_a_frame_without_an_image_tokenizer_is_its_ids():
 PICTURE = np.zeros((2, 3), np.int64)
 ONE = "Sampling for this output stops after one; send the ids of one alone."
 BEGINS = "Check where the output begins, and that sampling was confined to it."
+CONFINED = "Check that sampling was confined to the output."
+UNITS = "a mark, 1 to 3 times 3 ids, and a mark"
+ONE_OF_TEXT = "Send the ids of one output, with its marks; split_answer() finds them."
 
 
 @pytest.mark.parametrize(
@@ -350,3 +353,252 @@ def test_an_output_needs_a_function():
 def test_outputs_have_different_names():
     with refuses(SpecError, "spec 'robot': expected one output named 'map', got several."):
         make_spec(declare_output(), declare_output())
+
+
+# -- outputs in a text -------------------------------------------------------------------------------------------------
+
+BEGIN = 7
+"""The id of <image>, as the mark of outputs."""
+END = 8
+"""The id of </image>."""
+UNIT = any_id(10, 14) + literal(30) + any_id(12, 18)
+MOST = 3
+
+
+def decode_pairs(ids, scope):
+    return ids.reshape(-1, 2) - 10
+
+
+def encode_pairs(array, scope):
+    return array.reshape(-1) + 10
+
+
+def bind_pairs(layout=UNIT, config=CONFIG, decode=decode_pairs, **marks):
+    """Return an output in a text, from id 7 to id 8, of one to three units, unless `marks` has others."""
+    marks = {"after": BEGIN, "until": END, "most": MOST, **marks}
+    spec = make_spec(Output("pairs", layout, decode, encode_pairs, **marks))
+    return spec.bind(config, Tokenizer()).outputs["pairs"]
+
+
+PAIRS = bind_pairs()
+PAIR = bind_pairs(until=None, most=None)
+
+TEXT_IDS = st.integers(0, 6) | st.integers(9, 150)
+
+
+@st.composite
+def bodies(draw):
+    """The chosen ids of the units of an output, (units, 2)."""
+    num_units = draw(st.integers(1, MOST))
+    return [[draw(st.integers(10, 13)), draw(st.integers(12, 17))] for _ in range(num_units)]
+
+
+def write_output(units):
+    """Return the ids of an output of these units, with its marks."""
+    ids = [BEGIN]
+    for first, last in units:
+        ids += [first, 30, last]
+    return [*ids, END]
+
+
+ANSWERS = st.lists(st.lists(TEXT_IDS, min_size=1, max_size=4) | bodies().map(write_output), max_size=5)
+"""Answers as lists of texts and outputs."""
+
+
+@given(bodies())
+def test_each_number_of_units_is_encoded_and_decoded(units):
+    array = np.array(units) - 10
+    ids = PAIRS.encode(array)
+    assert ids == write_output(units)
+    assert (PAIRS.decode(ids) == array).all()
+
+
+@given(ANSWERS, st.data())
+def test_an_answer_is_split_however_it_comes(answer, data):
+    expected = []
+    ids = []
+    for part in answer:
+        is_output = part[0] == BEGIN
+        if expected and not is_output and not expected[-1].is_output:  # texts next to one another are one
+            expected[-1] = expected[-1]._replace(ids=expected[-1].ids + part)
+        else:
+            array = PAIRS.decode(part) if is_output else None
+            expected.append(AnswerPart(len(ids), part, is_output, array))
+        ids += part
+    assert_parts(PAIRS.split_answer(ids), expected)
+    # an output that the prompt has begun
+    cut = data.draw(st.integers(0, len(ids)))
+    remainder = PAIRS.split_answer(ids[cut:], ids[:cut])
+    outputs = [part for part in expected if part.is_output and part.start + len(part.ids) > cut]
+    moved = [part._replace(start=part.start - cut) for part in outputs]
+    assert_parts([part for part in remainder if part.is_output], moved)
+    # id by id: an output comes when it begins, and when it is whole
+    reader = AnswerReader(PAIRS)
+    begun = []
+    whole = []
+    for token in ids:
+        for part in reader.find_parts([token]):
+            if part.array is not None:
+                whole.append(part)
+            elif part.is_output:
+                begun.append(part.start)
+    outputs = [part for part in expected if part.is_output]
+    assert begun == [part.start for part in outputs]
+    assert_parts(whole, outputs)
+
+
+def assert_parts(parts, expected):
+    assert [part[:3] for part in parts] == [part[:3] for part in expected]
+    for part, other in zip(parts, expected, strict=True):
+        assert np.array_equal(part.array, other.array)
+
+
+@given(ANSWERS, st.data())
+def test_a_position_depends_on_the_last_ids_alone(answer, data):
+    ids = [token for part in answer for token in part]
+    ids = ids[: data.draw(st.integers(0, len(ids)))]
+    noise = data.draw(st.lists(st.sampled_from([BEGIN, END, 10, 12, 30, 5]), max_size=4))
+    for output in (PAIRS, PAIR):
+        position = output.find_position(ids)
+        assert output.find_position(ids[-output.window :]) == position
+        if len(ids) >= output.window:
+            assert output.find_position(noise + ids) == position
+
+
+@pytest.mark.parametrize(
+    ("position", "ids"),
+    [
+        (None, []),
+        (None, [5, 10]),
+        (0, [BEGIN]),
+        (2, [5, BEGIN, 10, 30]),
+        (3, [BEGIN, 10, 30, 12]),
+        (9, [BEGIN, *[10, 30, 12] * 3]),
+        (None, [BEGIN, 10, 30, 12, END]),
+        (0, [BEGIN, 10, 30, 12, END, BEGIN]),
+        (0, [BEGIN, 10, BEGIN]),
+        (None, [BEGIN, 5]),  # a prompt may speak of the mark
+        (None, [BEGIN, 10, 30, 5]),
+        (None, [BEGIN, 10, END]),
+        (None, [BEGIN, *[10, 30, 12] * 4]),
+    ],
+)
+def test_the_position_behind_a_mark(position, ids):
+    assert PAIRS.find_position(ids) == position
+    assert bind_pairs(until=None, most=None).find_position([BEGIN, 10, 30, 12]) is None
+
+
+def test_an_output_that_is_cut_off_has_no_array():
+    text, pair, cut_off = PAIRS.split_answer([5, *write_output([[10, 12]]), BEGIN, 10])
+    assert (text.start, text.ids, text.is_output, text.array) == (0, [5], False, None)
+    assert (pair.start, pair.array.tolist()) == (1, [[0, 2]])
+    assert (cut_off.start, cut_off.ids, cut_off.is_output, cut_off.array) == (6, [BEGIN, 10], True, None)
+
+
+def test_an_output_in_a_text_says_its_size():
+    assert (PAIRS.num_tokens, PAIRS.window, PAIRS.shape, PAIRS.dtype) == (11, 10, (1, 2), "int64")
+    assert (PAIR.num_tokens, PAIR.window, PAIR.shape) == (4, 4, (1, 2))
+    assert PAIRS.common is None
+    assert not PAIRS.allows_all
+
+
+@pytest.mark.parametrize(
+    ("sentence", "ids"),
+    [
+        (f"[1]: expected an id from 10 to 13, got 5. {CONFINED}", [BEGIN, 5]),
+        (f"[2]: expected the id 30, got 12. {CONFINED}", [BEGIN, 10, 12]),
+        (f"[4]: expected an id from 10 to 13 or 8, got 30. {CONFINED}", [BEGIN, 10, 30, 12, 30]),
+        (f"[10]: expected the id 8, got 10. {CONFINED}", [BEGIN, *[10, 30, 12] * 3, 10]),
+        (": expected a sequence of token ids, got a str.", "0123456789"),
+    ],
+)
+def test_answers_that_cannot_be_split(sentence, ids):
+    with refuses(InputError, f"robot.outputs.pairs{sentence}"):
+        PAIRS.split_answer(ids)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "ids"),
+    [
+        (f": expected {UNITS}, got 4 ids. {ONE_OF_TEXT}", [BEGIN, 10, 30, 12]),
+        (f": expected {UNITS}, got 14 ids. {ONE_OF_TEXT}", write_output([[10, 12]] * 4)),
+        (f": expected {UNITS}, got 2 ids. {ONE_OF_TEXT}", [BEGIN, END]),
+        (f"[0]: expected the id 7, got 5. {BEGINS}", [5, 10, 30, 12, END]),
+        (f"[4]: expected the id 8, got 10. {BEGINS}", [BEGIN, 10, 30, 12, 10]),
+    ],
+)
+def test_ids_that_are_no_output_of_several_units(sentence, ids):
+    with refuses(InputError, f"robot.outputs.pairs{sentence}"):
+        PAIRS.decode(ids)
+
+
+def test_ids_that_are_no_output_of_one_unit():
+    remedy = "Send the ids of one output, from its mark on; split_answer() finds them."
+    with refuses(InputError, f"robot.outputs.pairs: expected 4 ids, got 3. {remedy}"):
+        PAIR.decode([10, 30, 12])
+
+
+def test_an_array_of_no_number_of_units():
+    sentence = "robot.outputs.pairs: expected an array of shape (2, 2) of int64, got shape (4,) of int64. Nothing is …"
+    with refuses(InputError, sentence):
+        PAIRS.encode(np.zeros(4, np.int64))
+    sentence = "robot.outputs.pairs, encode: expected 1 to 3 times 2 integers, one for each any_id(), got …"
+    with refuses(SpecError, sentence):
+        PAIRS.encode(np.zeros((4, 2), np.int64))
+    with refuses(SpecError, sentence):
+        PAIRS.encode(np.zeros((0, 2), np.int64))
+
+
+ENDS = SimpleNamespace(**vars(CONFIG), eos_token_id=[1, 12])
+
+
+@pytest.mark.parametrize(
+    ("sentence", "options"),
+    [
+        ("after: expected an id that is sampled, got the placeholder id 120. Use another token: …", {"after": 120}),
+        ("until: expected an id that is sampled, got the placeholder id 120. Use another token: …", {"until": 120}),
+        ("after: expected an id that the layout does not allow, got 30. A mark inside an …", {"after": 30}),
+        ("until: expected an id that the layout does not allow, got 17. A mark inside an …", {"until": 17}),
+        ("until: expected another id than that of after, got 7.", {"until": BEGIN}),
+        ("after: expected token ids below the vocabulary size 200, got 200. …", {"after": 200}),
+        ("after: -1: expected a token id, a whole number >= 0, got -1.", {"after": -1}),
+        ("most: expected at least one unit, got 0.", {"most": 0}),
+        ("most: 2.5: expected a number of units, a whole number >= 0, got 2.5. …", {"most": 2.5}),
+        ("most: expected at most 131072 ids of an output, got 50000 units of 3.", {"most": 50000}),
+        ("layout: expected ids that end no answer, got 12, with which an answer ends. …", {"config": ENDS}),
+    ],
+)
+def test_marks_that_no_output_can_have(sentence, options):
+    with refuses(SpecError, f"robot.outputs.pairs, {sentence}"):
+        bind_pairs(**options)
+
+
+def test_the_end_of_an_answer_may_end_an_output():
+    assert bind_pairs(config=SimpleNamespace(**vars(CONFIG), eos_token_id=END)).until == END
+
+
+@pytest.mark.parametrize(
+    ("sentence", "options"),
+    [
+        (
+            ", after: expected one token id, got '<image>'. Write tok[\"<action>\"] or cfg.some_token_id.",
+            {"after": "<image>"},
+        ),
+        (", until: expected one token id, got tok.text('a'). Write tok[…", {"until": tok.text("a")}),
+        (", after: expected values of cfg and tok, got item.width.", {"after": item.width}),
+        (", most: expected values of cfg and tok, got kwargs.get('n', 3).", {"most": kwargs.get("n", 3)}),
+        (": expected until and most together, got no most. most= is the largest number of …", {"most": None}),
+        (": expected until and most together, got no until. most= is the largest number of …", {"until": None}),
+        (": expected after beside until, got none. The token after begins an output …", {"after": None}),
+    ],
+)
+def test_marks_that_cannot_be_declared(sentence, options):
+    with refuses(SpecError, f"output 'pairs'{sentence}"):
+        bind_pairs(**options)
+
+
+def test_marks_are_part_of_the_source():
+    output = Output("pairs", UNIT, decode_pairs, after=tok["<image>"], until=cfg.pad, most=cfg.rows)
+    assert repr(output).endswith("after=tok['<image>'], until=cfg.pad, most=cfg.rows)")
+    assert eval(repr(output), dict(NAMES) | {"decode_pairs": decode_pairs}) == output
+    assert output != output.model_copy(update={"most": 2})

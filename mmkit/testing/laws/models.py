@@ -10,7 +10,9 @@ import torch
 from hypothesis import strategies as st
 
 from ...errors import InputError
+from ...model.sampling import AllowedIds
 from ...plan.output import BoundOutput
+from ...plan.plan import Plan
 from ...plan.soundness import compute_largest_magnitude
 from ..differences import brief, near
 from ..law import Case, NotApplicable, Refused, law
@@ -204,25 +206,38 @@ def _check_rows(
 # -- what comes out of it --------------------------------------------------------------------------
 
 
+MAX_UNITS = 5
+"""The most units of an output that are drawn."""
+
+MAX_STEPS = 40
+"""The most ids of an answer that are drawn one by one."""
+
+
 @law()
 def outputs(case: Case) -> None:
     """All ids that an output allows decode to arrays of one shape and dtype.
 
-    Encoding and decoding an array changes nothing. Other ids are refused.
+    Encoding and decoding an array changes nothing. Other ids are refused. Where an output stands in
+    a text, sampling allows whole outputs, and nothing else behind their mark.
     """
     plan = case.subject.plan
     if plan is None or not plan.outputs:
         raise NotApplicable("no spec declares outputs")
     output = plan.outputs[case.draw(st.sampled_from(sorted(plan.outputs)))]
-    ids = _draw_allowed_ids(case, output)
-    other_ids = _draw_allowed_ids(case, output)
+    num_units = 1
+    if output.most > 1:
+        num_units = case.draw(st.integers(1, min(output.most, MAX_UNITS)))
+    ids = _draw_allowed_ids(case, output, num_units)
+    other_ids = _draw_allowed_ids(case, output, num_units)
     what = f"{output.name} of the ids {brief(ids)}"
     decoded = output.decode(ids)
     array = decoded.copy()
     form = f"{array.dtype} {array.shape}"
-    form_of_smallest = f"{output.dtype} {output.shape}"
+    smallest = output.decode(output.list_smallest_ids(num_units))
+    form_of_smallest = f"{smallest.dtype} {smallest.shape}"
     if form != form_of_smallest:
         case.fail(f"{what}: {form}, and of the smallest ids {form_of_smallest}")
+    decoded = output.decode(ids)
     output.decode(other_ids)
     case.check_equal(array, decoded, f"{what}, before and after other ids are decoded", "array")
     if output.spec.encode is not None:
@@ -230,12 +245,15 @@ def outputs(case: Case) -> None:
         if not output.spec.lossy:
             case.check_equal(array, again, f"{what}, before and after encode and decode", "array")
     _check_damaged_ids(case, output, ids)
+    if output.after is not None:
+        _check_sampling(case, plan, output)
 
 
-def _draw_allowed_ids(case: Case, output: BoundOutput) -> list[int]:
+def _draw_allowed_ids(case: Case, output: BoundOutput, num_units: int) -> list[int]:
     """Draw ids that the output allows: the smallest at each position, the largest, or any."""
-    smallest = [ids.start for ids in output.allowed]
-    stops = [ids.stop for ids in output.allowed]
+    allowed = output.list_allowed(num_units)
+    smallest = [ids.start for ids in allowed]
+    stops = [ids.stop for ids in allowed]
     choice = case.draw(st.sampled_from(["smallest", "largest"]) | st.integers(0, 2**32 - 1))
     if choice == "smallest":
         return smallest
@@ -248,8 +266,10 @@ def _draw_allowed_ids(case: Case, output: BoundOutput) -> list[int]:
 def _check_damaged_ids(case: Case, output: BoundOutput, ids: list[int]) -> None:
     """Check that an output refuses ids with a mistake at one position."""
     position = case.draw(st.integers(0, len(ids) - 1))
-    allowed = output.allowed[position]
-    other = case.draw(st.sampled_from([allowed.start - 1, allowed.stop]))
+    ranges = _list_expected_ranges(output, position)
+    first = min(allowed.start for allowed in ranges)
+    stop = max(allowed.stop for allowed in ranges)
+    other = case.draw(st.sampled_from([first - 1, stop]))
     before = ids[:position]
     after = ids[position + 1 :]
     damaged = {
@@ -258,8 +278,78 @@ def _check_damaged_ids(case: Case, output: BoundOutput, ids: list[int]) -> None:
         f"the id {other} at position {position}": before + [other] + after,
     }
     for mistake, wrong_ids in damaged.items():
+        # of an output of several units, another number of ids may be right
+        if output.most > 1 and _is_output(output, wrong_ids):
+            continue
         try:
             output.decode(wrong_ids)
         except InputError:
             continue
         case.fail(f"{output.name} with {mistake} is decoded: {brief(wrong_ids)}")
+
+
+def _check_sampling(case: Case, plan: Plan, output: BoundOutput) -> None:
+    """Check which ids sampling allows in an answer of text, id by id.
+
+    Sampling must look at the last ids alone: those before the window of the output do not matter.
+    """
+    allowed_ids = AllowedIds(plan)
+    number = torch.tensor([allowed_ids.get_output_number(output.name)])
+    is_sampled = torch.ones(plan.vocab_size, dtype=torch.bool)
+    is_sampled[sorted(plan.embed_ids)] = False
+    ids: list[int] = []
+    body: list[int] = []  # of the output that has begun, from its mark on
+    for _ in range(min(output.window + 3, MAX_STEPS)):
+        ranges = [range(plan.vocab_size)]
+        if body:
+            ranges = _list_expected_ranges(output, len(body))
+        is_expected = torch.zeros_like(is_sampled)
+        for allowed in ranges:
+            is_expected[allowed.start : allowed.stop] = True
+        is_expected &= is_sampled
+        position = allowed_ids.find_position(int(number), ids[-output.window :], ())
+        logits = torch.zeros(1, plan.vocab_size)
+        allowed_ids.mask_placeholders(logits)
+        allowed_ids.mask_outputs(logits, number, torch.tensor([position]))
+        is_allowed = logits[0].isfinite()
+        if not torch.equal(is_allowed, is_expected):
+            wrong_ids = (is_allowed != is_expected).nonzero().flatten().tolist()
+            case.fail(
+                f"{output.name} behind the ids {brief(ids)}: sampling and the declaration differ "
+                f"about the ids {brief(wrong_ids)}"
+            )
+        likely_ids = [output.after]
+        if body:
+            likely_ids = [ids[0] for ids in ranges]
+        token = case.draw(st.sampled_from(likely_ids))
+        ids.append(token)
+        body.append(token)
+        if _is_output(output, body):
+            body = []
+
+
+def _list_expected_ranges(output: BoundOutput, position: int) -> list[range]:
+    """Return the ids that may stand at a position of an output, by the declaration."""
+    if output.after is not None:
+        if position == 0:
+            return [range(output.after, output.after + 1)]
+        position -= 1
+    unit, place = divmod(position, len(output.allowed))
+    ranges: list[range] = []
+    if unit < output.most:
+        ranges.append(output.allowed[place])
+    if unit > 0 and place == 0 and output.until is not None:
+        ranges.append(range(output.until, output.until + 1))
+    return ranges
+
+
+def _is_output(output: BoundOutput, ids: Sequence[int]) -> bool:
+    """Return whether ids are a whole output, by the declaration."""
+    for position, token in enumerate(ids):
+        ranges = _list_expected_ranges(output, position)
+        if not any(token in allowed for allowed in ranges):
+            return False
+    if output.until is not None:
+        return bool(ids) and ids[-1] == output.until
+    num_marks = 0 if output.after is None else 1
+    return len(ids) == num_marks + len(output.allowed)

@@ -133,7 +133,22 @@ def encode_pixels(array: Any, scope: Any) -> Any:
     return array.reshape(-1) + BLACK
 
 
-MIXED = ModelSpec("mixed", series(), frames(), outputs=[pixels()])
+def strokes(decode: Any = None, encode: Any = None) -> Output:
+    """Return an output in a text: one to four points of two shades, from <open> to <close>."""
+    point = any_id(BLACK, BLACK + 8) + any_id(BLACK + 2, BLACK + 6)
+    functions = (decode or decode_strokes, encode or encode_strokes)
+    return Output("strokes", point, *functions, after=tok["<open>"], until=tok["<close>"], most=4)
+
+
+def decode_strokes(ids: Any, scope: Any) -> Any:
+    return ids.reshape(-1, 2) - BLACK
+
+
+def encode_strokes(array: Any, scope: Any) -> Any:
+    return array.reshape(-1) + BLACK
+
+
+MIXED = ModelSpec("mixed", series(), frames(), outputs=[pixels(), strokes()])
 BY_NUMBER = ModelSpec("mixed", series(update=replaces(tok["<|series_{}|>", item.index + 1])), frames())
 PAGE = ModelSpec(
     "page",

@@ -12,7 +12,7 @@ from mmkit import embed, fields, item, tok
 from mmkit.testing import Subject
 from mmkit.vllm_api import pipeline
 
-from .base import BLACK, ID, MIXED, ByHand, Derived, make_mixed, pixels, with_model
+from .base import BLACK, ID, MIXED, ByHand, Derived, make_mixed, pixels, strokes, with_model
 from .bug import override, planted, with_frames, with_model_method, with_series
 
 # -- counts ------------------------------------------------------------------------------------------------------------
@@ -244,3 +244,37 @@ def black_rows_cut_off() -> Subject:
         return np.full(6, BLACK)
 
     return with_pixels(decode=decode, encode=encode)
+
+
+@planted("outputs", r"mixed\.outputs\.strokes, decode: expected .* ValueError: cannot reshape array of size \d")
+def one_point_expected() -> Subject:
+    def decode(ids, scope):
+        return ids.reshape(2) - BLACK
+
+    return make_mixed(MIXED.model_copy(update={"outputs": [strokes(decode=decode)]}))
+
+
+@planted("outputs", r"strokes behind the ids \[6, .*\]: sampling and the declaration differ about the ids \[7\]")
+def stroke_ends_within_a_point() -> Subject:
+    subject = make_mixed(MIXED.model_copy(update={"outputs": [strokes()]}))
+    assert subject.plan is not None
+    output = subject.plan.outputs["strokes"]
+    for position, place in enumerate(output.positions):
+        if position > 0:
+            output.positions[position] = place._replace(end=output.until)
+    return subject
+
+
+@planted("outputs", r"strokes behind the ids \[6, .*\]: sampling and the declaration differ about the ids \[.*\]")
+def first_mark_found_in_place_of_the_last() -> Subject:
+    subject = make_mixed(MIXED.model_copy(update={"outputs": [strokes()]}))
+    assert subject.plan is not None
+    output = subject.plan.outputs["strokes"]
+
+    def find_position(ids):
+        if output.after not in ids:
+            return None
+        return min(len(ids) - 1 - ids.index(output.after), len(output.positions) - 1)
+
+    output.find_position = find_position  # type: ignore[method-assign]
+    return subject
