@@ -69,7 +69,7 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
 
     def __new__(cls, *args: Any, vllm_config: Any = None, **options: Any) -> Any:
         """Return a model of a subclass with vLLM's experts, where the config has experts."""
-        has_experts = vllm_config is not None and vllm_config.model_config.is_moe
+        has_experts = vllm_config is not None and _has_experts(vllm_config.model_config)
         if has_experts and MoEMixin is not None and not issubclass(cls, MoEMixin):
             cls = type(cls.__name__, (MoEMixin, cls), {"__module__": cls.__module__})
         return super().__new__(cls, *args, vllm_config=vllm_config, **options)
@@ -83,7 +83,6 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
         if not _MAPS_BY_INSTANCE:
             names = {"": "model.", f"model.{self._head_name}.": "lm_head."}
             self.hf_to_vllm_mapper = WeightsMapper(orig_to_new_prefix=names)
-        self._check_made()
         self._has_logits_of_class = False
 
     def _check_engine(self, vllm_config: Any) -> None:
@@ -123,15 +122,18 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
             SpecError: the class cannot be made without weights, has no head, or has a decoder whose
                 attention vLLM cannot replace.
         """
+        attention = "a language model whose attention transformers can replace"
+        remedy = "Call the attention by ALL_ATTENTION_FUNCTIONS, and set the attribute."
         expected = "a class whose __init__ reads no values of its parameters, which have none yet"
+        if not self.hf_class._supports_attention_backend:
+            expected = attention
         with convert_errors(f"{self._where}.__init__", expected):
             model = self.hf_class._from_config(config, dtype=dtype)
         decoder = _find_decoder(model)
         if not getattr(decoder, "_supports_attention_backend", False):
-            expected = "a decoder whose attention transformers can replace"
             got = f"{type(decoder).__name__} without _supports_attention_backend"
-            remedy = "Call the attention by ALL_ATTENTION_FUNCTIONS, and set the attribute."
-            raise SpecError(self._where, expected, got, remedy)
+            raise SpecError(self._where, attention, got, remedy)
+        self._check_tensors(model)
         head = model.get_output_embeddings()
         if head is None:
             raise SpecError(self._where, "a causal language model with a head", "none")
@@ -142,16 +144,20 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
         model.get_decoder = lambda: model.get_submodule(name_of_decoder)
         return model
 
-    def _check_made(self) -> None:
-        """Refuse tensors of the author's class that no checkpoint brings.
+    def _check_tensors(self, model: Any) -> None:
+        """Refuse tensors beside the parameters that were computed from parameters.
+
+        No checkpoint brings them, and the parameters have no values yet.
 
         Raises:
             SpecError: names one.
         """
-        for path, module in self.model.named_modules():
+        if torch.empty(0).is_meta:  # vLLM only looks at the classes of this model
+            return
+        for path, module in model.named_modules():
             for name, value in [*vars(module).items(), *module.named_buffers(recurse=False)]:
                 if isinstance(value, torch.Tensor) and value.is_meta:
-                    where = f"{self._where}.__init__, {path}.{name}".replace(" .", " ")
+                    where = f"{self._where}.__init__, {f'{path}.{name}'.lstrip('.')}"
                     expected = "a tensor that is not computed from parameters"
                     remedy = "Compute it in the method that reads it."
                     raise SpecError(where, expected, "one that is", remedy)
@@ -310,6 +316,12 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
         if head.states is None or changed.shape != logits.shape:
             raise MmkitError("the head's result is not the first result of forward")
         return changed.float()
+
+
+def _has_experts(model_config: Any) -> bool:
+    if hasattr(model_config, "is_moe"):
+        return bool(model_config.is_moe)
+    return bool(model_config.get_num_experts() > 0)  # before 0.14
 
 
 class _HeadInput(nn.Module):

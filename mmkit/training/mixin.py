@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -11,6 +13,11 @@ from ..errors import InputError, MmkitError
 from ..language.spec import Declaration
 from ..plan.encoder_rows import split_encoder_rows
 from .batch import number_modalities
+
+logger = logging.getLogger(__name__)
+
+MAX_NAMES_SHOWN = 5
+"""The most names of weights in a message."""
 
 
 class MultiModalMixin:
@@ -39,6 +46,41 @@ class MultiModalMixin:
     """
 
     mm_spec: ClassVar[Declaration]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let checkpoints of transformers' class load into its subclass.
+
+        Transformers renames published weights by the name of the class.
+        """
+        super().__init_subclass__(**options)
+        _inherit_renamings(cls)
+
+    @classmethod
+    def from_pretrained(cls, *names: Any, output_loading_info: bool = False, **options: Any) -> Any:
+        """Load a checkpoint, as transformers does.
+
+        A warning names weights of the language model that the checkpoint lacks: they stay random.
+        Those of a new encoder are not among them.
+
+        Args:
+            names: of the checkpoint, and further arguments of transformers.
+            output_loading_info: whether to return what transformers says about the weights, too.
+            options: of transformers.
+        """
+        load: Any = super().from_pretrained  # type: ignore[misc]
+        model, info = load(*names, output_loading_info=True, **options)
+        missing = _find_missing_language_weights(model, info["missing_keys"])
+        if missing:
+            shown = ", ".join(missing[:MAX_NAMES_SHOWN])
+            text = (
+                "mmkit: %s, %s.from_pretrained(%r): expected all weights of the language model, "
+                "got none for %d, which stay random: %s. If the checkpoint has them under other "
+                "names, pass key_mapping."
+            )
+            logger.warning(text, cls.mm_spec.name, cls.__name__, names[0], len(missing), shown)
+        if output_loading_info:
+            return model, info
+        return model
 
     def forward(self, input_ids: torch.Tensor | None = None, **inputs: Any) -> Any:
         """Return the language model's result for a batch, with encoder rows at the placeholders.
@@ -153,3 +195,41 @@ def _count_rows(
             if placement.modality == modality:
                 counts.append(placement.tokens.num_embeds)
     return counts
+
+
+# -- weights ---------------------------------------------------------------------------------------
+
+
+def _inherit_renamings(cls: type) -> None:
+    """Register how transformers renames published weights of a class for its subclass, too.
+
+    Transformers 5 finds the renamings by the names of its own classes and model types. Transformers
+    4 has them as an attribute, which is inherited.
+    """
+    try:
+        mapping: Any = importlib.import_module("transformers.conversion_mapping")
+    except ModuleNotFoundError:
+        return
+    for base in cls.__mro__[1:]:
+        if not base.__module__.startswith("transformers.models."):
+            continue
+        renamings = mapping.get_checkpoint_conversion_mapping(base.__name__)
+        if renamings is None:
+            model_type = getattr(getattr(base, "config_class", None), "model_type", None)
+            renamings = mapping.get_checkpoint_conversion_mapping(model_type)
+        if renamings is not None:
+            mapping.register_checkpoint_conversion_mapping(cls.__name__, renamings, overwrite=True)
+        return
+
+
+def _find_missing_language_weights(model: Any, missing: Sequence[str]) -> list[str]:
+    """Return the names of missing weights that belong to the decoder or to the head."""
+    language_weights = {id(weight) for weight in model.get_decoder().parameters()}
+    head = model.get_output_embeddings()
+    if head is not None:
+        language_weights.update(id(weight) for weight in head.parameters())
+    names: list[str] = []
+    for name, weight in model.named_parameters():
+        if name in missing and id(weight) in language_weights:
+            names.append(name)
+    return names

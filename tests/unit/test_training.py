@@ -13,10 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as PILImage
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaForConditionalGeneration,
+    PreTrainedTokenizerFast,
+)
 
+from examples.llava_like.checkpoint import make_checkpoint
+from examples.llava_like.spec import LLAVA_LIKE
 from examples.series.configuration import WavesConfig
+from examples.series.reference import WavesForCausalLM
 from examples.series.spec import WAVES
+from examples.series.untrained import make_model
 from mmkit import (
     Image,
     InputError,
@@ -532,3 +542,37 @@ def test_rows_that_a_batch_has_no_positions_for_are_refused(model, processor):
     batch["placeholders"] = None
     with pytest.raises(MmkitError, match=r"two\.a, embed_a: expected 2 encoder rows in all, got 4"):
         model(**batch)
+
+
+def test_weights_of_the_language_model_that_a_checkpoint_lacks(tmp_path, caplog):
+    """Those of a new encoder are not named."""
+    model = make_model(0, 23)
+    for folder, missing in (("no-encoder", "encoder."), ("no-head", ("encoder.", "lm_head."))):
+        weights = {name: weight for name, weight in model.state_dict().items() if not name.startswith(missing)}
+        model.save_pretrained(tmp_path / folder, state_dict=weights)
+
+    WavesForCausalLM.from_pretrained(tmp_path / "no-encoder")
+    assert not [record for record in caplog.records if record.name.startswith("mmkit.")]
+
+    _, info = WavesForCausalLM.from_pretrained(tmp_path / "no-head", output_loading_info=True)
+    assert "lm_head.weight" in info["missing_keys"]
+    (record,) = [record for record in caplog.records if record.name.startswith("mmkit.")]
+    folder = tmp_path / "no-head"
+    assert record.getMessage() == (
+        f"mmkit: waves, WavesForCausalLM.from_pretrained({folder!r}): expected all weights of the language model, got "
+        "none for 1, which stay random: lm_head.weight. If the checkpoint has them under other names, pass key_mapping."
+    )
+
+
+def test_published_names_of_weights_load_into_a_subclass_of_another_name(tmp_path):
+    """transformers renames them by the name of its own class."""
+
+    class Renamed(MultiModalMixin, LlavaForConditionalGeneration):
+        mm_spec = LLAVA_LIKE
+
+    make_checkpoint(tmp_path)
+    weights = Renamed.from_pretrained(tmp_path).state_dict()
+    expected_weights = LlavaForConditionalGeneration.from_pretrained(tmp_path).state_dict()
+    assert weights.keys() == expected_weights.keys()
+    for name, weight in weights.items():
+        assert torch.equal(weight, expected_weights[name]), name
