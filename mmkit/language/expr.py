@@ -6,7 +6,7 @@ evaluates it when the roots have values:
 ========  ==========================================================================================
 `cfg`     the Hugging Face config of the model, with its nested configs
 `item`    facts of one raw item: `index`, `count` (items of its modality in the request), and by
-          item type `shape`, `length`, `width`, `height`, `frames`; `rows` of an embedding
+          item type `shape`, `length`, `text`, `width`, `height`, `frames`; `rows` of an embedding
 `fields`  the processed fields of that item, by name
 `proc`    the attributes of the model's Hugging Face processor
 `kwargs`  the request's `mm_processor_kwargs`, merged with those of the engine
@@ -39,7 +39,7 @@ from functools import cached_property, lru_cache, wraps
 from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..errors import MmkitError, SpecError
+from ..errors import InputError, MmkitError, SpecError
 from .node import (
     FUNCTION,
     LOOP,
@@ -51,7 +51,7 @@ from .node import (
     is_equal_declaration,
     map_values,
 )
-from .vocabulary import AuthorText, fill_template
+from .vocabulary import AuthorText, fill_template, is_text_of_caller
 
 
 class Expr(Node):
@@ -329,9 +329,10 @@ item = _make_root(
 
     ``item.index`` is its position among the items of its modality in the request, and
     ``item.count`` the number of these. By item type there are ``item.shape`` and ``item.length``
-    of a Tensor, ``item.length`` of Audio and of Text, ``item.width`` and ``item.height`` of an
-    Image, and these, ``item.frames`` and ``item.metadata`` of a Video. A Record has the facts of
-    each part by its name: ``item.genes.length``. For an item that comes as embeddings, the root has
+    of a Tensor, ``item.length`` of Audio and of Text, ``item.text`` of a Text, ``item.width`` and
+    ``item.height`` of an Image, and these, ``item.frames`` and ``item.metadata`` of a Video. A
+    Record has the facts of each part by its name: ``item.genes.length``. For an item that comes as
+    embeddings, the root has
     ``item.rows``, their number. Layouts, updates and fields read it.
     """,
 )
@@ -1078,12 +1079,16 @@ def _has_token(expr: Expr, vocabulary: Any, template: str, values: list[Any]) ->
 def _encode_text(expr: Expr, vocabulary: Any, template: str, values: list[Any]) -> Any:
     ids = vocabulary.text(template, *values)
     unknown = vocabulary.unknown_id
-    if unknown in ids:
-        text = fill_template(template, *values)
-        if vocabulary.decode([unknown]) not in text:
-            problem = f"the tokenizer has no token for a part of {text!r}, as for other texts"
-            raise _no_value(expr, f"{problem}. Use a text that it knows")
-    return ids
+    if unknown not in ids:
+        return ids
+    text = fill_template(template, *values)
+    if vocabulary.decode([unknown]) in text:
+        return ids
+    if any(is_text_of_caller(value) for value in values):
+        expected = "a text of which the tokenizer has tokens for every part"
+        raise InputError(f"tok.text({template!r})", expected, _shorten(text))
+    problem = f"the tokenizer has no token for a part of {text!r}, as for other texts"
+    raise _no_value(expr, f"{problem}. Use a text that it knows")
 
 
 # arithmetic

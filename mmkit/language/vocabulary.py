@@ -31,6 +31,10 @@ MAX_CHARACTER_IDS = 8
 """The ids that may make one character together: more than the bytes of any."""
 
 
+MAX_CACHED_TEXT = 1024
+"""The characters of the longest text whose ids are cached: callers send longer ones."""
+
+
 class AuthorText(str):
     """A text of the author of a spec, as a value of a template.
 
@@ -60,10 +64,9 @@ class Vocabulary:
 
         @lru_cache(maxsize=1024)
         def encode(text: str) -> list[int]:
-            ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-            return ids
+            return self._encode_uncached(text)
 
-        self._encode = encode
+        self._encode_cached = encode
 
     # -- lookups -----------------------------------------------------------------------------------
 
@@ -173,7 +176,7 @@ class Vocabulary:
             InputError: the tokenizer makes a special token of a value all the same, for example of
                 one that differs from the token's text in the case of a letter.
         """
-        if any(_is_plain(value) for value in values):
+        if any(is_text_of_caller(value) for value in values):
             return self._encode_plain_values(text, values)
         text = fill_template(text, *values)
         return list(self._learned_ids.get(text) or self._encode(text))
@@ -192,6 +195,15 @@ class Vocabulary:
             expected = "values that the tokenizer takes for plain text"
             got = f"{brief(text)}, in which it finds a special token"
             raise InputError(f"tok.text({template!r})", expected, got)
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
+        if len(text) > MAX_CACHED_TEXT:
+            return self._encode_uncached(text)
+        return self._encode_cached(text)
+
+    def _encode_uncached(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     def _cut(self, parts: Sequence[_Part]) -> list[str]:
@@ -381,8 +393,8 @@ class _Part(NamedTuple):
     is_plain: bool
 
 
-def _is_plain(value: Any) -> bool:
-    """Return whether a value of a template may be a caller's text.
+def is_text_of_caller(value: Any) -> bool:
+    """Return whether a value of a template may be a caller's text, which is encoded as plain text.
 
     A number is none: it spells what the template around it was written for, as in ``<|image_{}|>``.
     """
@@ -411,7 +423,7 @@ def _split_template(template: str, values: Sequence[Any]) -> list[_Part]:
             remedy = "Write the width as a number."
             raise SpecError(f"tok.text({template!r})", expected, repr(spec), remedy)
         text = formatter.format_field(formatter.convert_field(value, conversion), spec)
-        _append_part(parts, text, _is_plain(value))
+        _append_part(parts, text, is_text_of_caller(value))
     return parts
 
 

@@ -20,14 +20,14 @@ from ..language.vocabulary import check_spec_ids
 from .guard import IdRecorder, PlaceholderGuard
 from .memo import NOT_CACHEABLE, Memo, Once
 from .placement import ItemLayout, ResolvedUpdate, describe_ids
-from .scopes import ItemScopes, describe_item, refuse_item
+from .scopes import ItemScopes, describe_item, locate_texts, refuse_item
 from .text_targets import spells_target
 
 MAX_CACHED_IDS = 1 << 20
 """Token ids of the layouts that are cached per modality, some ten megabytes."""
 
 MAX_KEY_VALUES = 256
-"""Values of the largest tensor that tells one layout from another.
+"""Values of the largest tensor, or characters of the longest text, that tell layouts apart.
 
 A layout that depends on more is evaluated for each item.
 """
@@ -247,6 +247,14 @@ class LayoutEvaluator:
         return INDEX in self.layout.dependencies()
 
     @cached_property
+    def reads_text(self) -> bool:
+        """Whether the layout or a target reads what a text says: `item.text`."""
+        for dependency in self._dependencies:
+            if dependency.root == "item" and dependency.keys[-1:] == ("text",):
+                return True
+        return False
+
+    @cached_property
     def depends_on_other_items(self) -> bool:
         """Whether the layout or a target depends, by declaration, on the other items.
 
@@ -345,7 +353,7 @@ class LayoutEvaluator:
         refuse: AbstractContextManager[None] = nullcontext()
         if self.guard.is_complete:
             refuse = refuse_item(self.where, index, scope.item)
-        with locate_errors(where), refuse:
+        with locate_errors(where), refuse, locate_texts(self._name_item(scope)):
             tokens = self.layout.lay(scope)
         if self.requires_rows and not tokens.num_embeds:
             raise self._make_error_without_rows(scope, tokens)
@@ -363,7 +371,7 @@ class LayoutEvaluator:
     def _resolve(self, update: Update, scope: Scope) -> ResolvedUpdate:
         """Return one alternative of `update` with the ids of its target."""
         where = f"{self.where}, update"
-        with locate_errors(where):
+        with locate_errors(where), locate_texts(self._name_item(scope)):
             target = update.resolve_target(scope)
         check_spec_ids(target, self.vocab_size, where)
         if isinstance(update, Replace) and not target:
@@ -543,7 +551,7 @@ def _evaluate_key_part(part: Node, scope: Scope) -> Any:
     """Return the value of an expression as part of a key.
 
     None where it has no value: a layout that needs the value raises, and one that guards it by
-    `where` does not need it. A large tensor is no key.
+    `where` does not need it. A large tensor and a long text are no keys.
     """
     try:
         value = evaluate(part, scope)
@@ -551,6 +559,7 @@ def _evaluate_key_part(part: Node, scope: Scope) -> Any:
         return None
     if type(value) is int:  # nearly always
         return value
-    if math.prod(getattr(value, "shape", ())) > MAX_KEY_VALUES:
+    num_values = len(value) if isinstance(value, str) else math.prod(getattr(value, "shape", ()))
+    if num_values > MAX_KEY_VALUES:
         return NOT_CACHEABLE
     return to_python(value)

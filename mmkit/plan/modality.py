@@ -364,7 +364,8 @@ class BoundModality:
         try:
             return self.layout_evaluator.evaluate(scope).tokens
         except InputError as error:
-            raise SpecError(str(error)) from error
+            remedy = self.item.remedy if self.layout_evaluator.reads_text else ""
+            raise SpecError(f"{error} {remedy}".rstrip()) from error
 
     @property
     def _finder(self) -> LargestItemFinder:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from ..errors import InputError, MmkitError, SpecError
+from ..errors import InputError, MmkitError, SpecError, relocate
 from ..language.expr import Fields, Scope
 from ..language.items import ItemType
 from .parsing import Embedding
@@ -104,6 +104,24 @@ def refuse_item(where: str, index: int | None, facts: Any) -> Iterator[None]:
         message = " ".join(str(cause).split()).rstrip(".")
         got = f"{describe_item(facts)}: {message}"
         raise InputError(where, "an item that has a layout", got) from error
+
+
+@contextmanager
+def locate_texts(where: str) -> Iterator[None]:
+    """Name the item in the refusal of a text that an expression encodes.
+
+    Args:
+        where: the item.
+
+    Raises:
+        InputError: in place of that of the vocabulary, which knows no item.
+    """
+    try:
+        yield
+    except InputError as error:
+        if not error.where.startswith("tok.text("):
+            raise
+        raise relocate(error, where) from error
 
 
 def describe_item(facts: Any) -> str:

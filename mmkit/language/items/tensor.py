@@ -343,6 +343,25 @@ class _Violations(NamedTuple):
     remedy: str
 
 
+class _FactsWithoutText(SimpleNamespace):
+    """The facts of a text of which only the length is known.
+
+    Args:
+        where: names the text in errors.
+        facts: the facts that are known.
+    """
+
+    def __init__(self, where: str, **facts: Any) -> None:
+        super().__init__(**facts)
+        self._where = where
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "text":
+            raise AttributeError(name)
+        remedy = "Send the item in place of its facts."
+        raise InputError(self._where, "the text, which a layout reads", "its length", remedy)
+
+
 def _find_length(shape: Sequence[int]) -> int:
     return shape[0] if shape else 1
 
@@ -462,7 +481,8 @@ class Text(ItemType):
             default, for a text of `most` characters that mmkit makes: the letters of the alphabet
             in turn, or ``a``.
 
-    Facts: `length` in characters, `index`.
+    Facts: `text`, `length` in characters, `index`. ``tok.text("{}", item.text)`` in a layout is the
+    text encoded as plain text: no special token comes out of it.
     """
 
     most: Converted[Count, Any] = parameter(as_expression)
@@ -526,7 +546,11 @@ class Text(ItemType):
         return str(value)
 
     def facts(self, value: str, index: int) -> SimpleNamespace:
-        return SimpleNamespace(index=index, length=len(value))
+        return SimpleNamespace(index=index, length=len(value), text=value)
+
+    def check_facts(self, facts: Facts, where: str) -> SimpleNamespace:
+        checked = super().check_facts(facts, where)
+        return _FactsWithoutText(where, **vars(checked))
 
     def texts(self, value: str) -> Iterator[tuple[str, str]]:
         yield "", value

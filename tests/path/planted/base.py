@@ -191,6 +191,24 @@ def encode_as_plain_text(scope: Any, text: str) -> list[int]:
 NOTED = ModelSpec("noted", frames_with_notes(encode_as_plain_text))
 
 
+def frames_with_laid_out_notes(layout: Any) -> Modality:
+    """Return frames with a note that the layout itself reads, behind the placeholders."""
+    return frames_with_notes(encode_as_plain_text).model_copy(
+        update={
+            "layout": embed(tok["<pad>"]) * 2 + layout,
+            "fields": {"frames": batched()},
+            "process": take_frames,
+        }
+    )
+
+
+def take_frames(items: Any, scope: Any) -> dict[str, Any]:
+    return {"frames": [value["frames"] for value in items]}
+
+
+LAID_OUT_NOTES = ModelSpec("noted", frames_with_laid_out_notes(tok.text("a {} b", item.note.text)))
+
+
 def make_beats(items: Any, scope: Any) -> dict[str, Any]:
     """Make one of the tokens a to C of each number."""
     return {"beats": [value + ID["a"] for value in items]}

@@ -11,7 +11,7 @@ from mmkit import InputError, ModelSpec
 from mmkit.testing import Subject
 from mmkit.vllm_api.items import EmbedItems
 
-from .base import ID, NOTED, PAGE, frames_with_notes, make_mixed, series
+from .base import ID, NOTED, PAGE, frames_with_laid_out_notes, frames_with_notes, make_mixed, series
 from .bug import planted, with_info, with_parser, with_processor
 from .items import parse_any_container
 
@@ -131,6 +131,16 @@ def special_token_of_a_text() -> Subject:
         return scope.tok.tokenizer.encode(text, add_special_tokens=False)
 
     return make_mixed(ModelSpec("mixed", series(), frames_with_notes(encode)))
+
+
+@planted("refusal", r"'</?\w+>' in note of frames: the layout has 1 of this token, and 0 with another text")
+def special_token_in_a_text_of_a_layout() -> Subject:
+    """Encode the text in a layout by the tokenizer itself."""
+
+    def encode(scope):
+        return scope.tok.tokenizer.encode(scope.item.note.text, add_special_tokens=False)
+
+    return make_mixed(ModelSpec("mixed", series(), frames_with_laid_out_notes(encode)))
 
 
 @planted("refusal", r"'<(pad|row|frame|series)>' in note of frames: accepted")
