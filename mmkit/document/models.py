@@ -306,6 +306,9 @@ class OutputModel(PartModel):
     decode: FunctionName
     encode: FunctionName = None
     lossy: bool = False
+    after: Value = None
+    until: Value = None
+    most: Value = None
 
 
 Rewrite = Annotated[
