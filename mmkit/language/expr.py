@@ -39,7 +39,7 @@ from functools import cached_property, lru_cache, wraps
 from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..errors import InputError, MmkitError, SpecError
+from ..errors import MmkitError, SpecError
 from .node import (
     FUNCTION,
     LOOP,
@@ -1079,14 +1079,12 @@ def _has_token(expr: Expr, vocabulary: Any, template: str, values: list[Any]) ->
 def _encode_text(expr: Expr, vocabulary: Any, template: str, values: list[Any]) -> Any:
     ids = vocabulary.text(template, *values)
     unknown = vocabulary.unknown_id
-    if unknown not in ids:
+    # a caller's text becomes unknown tokens where a prompt does
+    if unknown not in ids or any(is_text_of_caller(value) for value in values):
         return ids
     text = fill_template(template, *values)
     if vocabulary.decode([unknown]) in text:
         return ids
-    if any(is_text_of_caller(value) for value in values):
-        expected = "a text of which the tokenizer has tokens for every part"
-        raise InputError(f"tok.text({template!r})", expected, _shorten(text))
     problem = f"the tokenizer has no token for a part of {text!r}, as for other texts"
     raise _no_value(expr, f"{problem}. Use a text that it knows")
 

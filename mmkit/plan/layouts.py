@@ -247,14 +247,6 @@ class LayoutEvaluator:
         return INDEX in self.layout.dependencies()
 
     @cached_property
-    def reads_text(self) -> bool:
-        """Whether the layout or a target reads what a text says: `item.text`."""
-        for dependency in self._dependencies:
-            if dependency.root == "item" and dependency.keys[-1:] == ("text",):
-                return True
-        return False
-
-    @cached_property
     def depends_on_other_items(self) -> bool:
         """Whether the layout or a target depends, by declaration, on the other items.
 

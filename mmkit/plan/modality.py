@@ -364,8 +364,7 @@ class BoundModality:
         try:
             return self.layout_evaluator.evaluate(scope).tokens
         except InputError as error:
-            remedy = self.item.remedy if self.layout_evaluator.reads_text else ""
-            raise SpecError(f"{error} {remedy}".rstrip()) from error
+            raise SpecError(str(error)) from error
 
     @property
     def _finder(self) -> LargestItemFinder:

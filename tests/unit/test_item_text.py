@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from mmkit import (
     Modality,
     ModelSpec,
     Record,
-    SpecError,
     Tensor,
     Text,
     batched,
@@ -114,15 +112,10 @@ def test_layouts_of_long_texts_are_not_cached() -> None:
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_text_of_which_the_tokenizer_lacks_a_part_is_the_mistake_of_a_caller() -> None:
-    layout = tok.text("{}", item.molecule.text) + embed(5)
-    plan = bind("characters", layout=layout, update=replace(7))
-    dose = [0.0, 1.0]
-    with pytest.raises(InputError) as caught:
-        plan.expand([7, 7], {"assay": [{"molecule": text, "dose": dose} for text in ("C", "C\N{SNOWMAN}")]})
-    sentence = "spec.assay[1]: expected a text of which the tokenizer has tokens for every part, got 'C\N{SNOWMAN}'."
-    assert str(caught.value) == sentence
-    assert caught.value.where == "spec.assay[1]"
+def test_a_text_becomes_unknown_tokens_where_a_prompt_does() -> None:
+    plan = bind("characters", layout=tok.text("{}", item.molecule.text) + embed(5), update=replace(7))
+    data = {"assay": {"molecule": "C\N{SNOWMAN}", "dose": [0.0, 1.0]}}
+    assert plan.expand([7], data) == [67, CharacterTokenizer.unk_token_id, 5]
 
 
 def test_a_special_token_that_comes_out_of_a_text_all_the_same_names_the_item() -> None:
@@ -135,17 +128,6 @@ def test_a_special_token_that_comes_out_of_a_text_all_the_same_names_the_item() 
     with pytest.raises(InputError) as caught:
         plan.expand([7, 7], {"note": ["a", "<IM_End>"]})
     assert str(caught.value).startswith("spec.note[1]: expected values that the tokenizer takes for plain text, got")
-
-
-def test_a_text_that_mmkit_makes_and_the_tokenizer_lacks_is_told_with_its_remedy() -> None:
-    class Letters(CharacterTokenizer):
-        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-            return [self.unk_token_id if letter == "a" else ord(letter) for letter in text]
-
-    sentence = "expected a text of which the tokenizer has tokens for every part, got 'a'. State its alphabet=, or"
-    note = Modality("note", item=Text(3), layout=tok.text("{}", item.text), update=replace(7))
-    with pytest.raises(SpecError, match=re.escape(sentence)):
-        ModelSpec("spec", note).bind(SimpleNamespace(vocab_size=200), Letters())
 
 
 def test_the_length_of_a_text_does_not_tell_a_layout_that_reads_it() -> None:
