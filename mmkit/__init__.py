@@ -52,6 +52,8 @@ from .language.layout import literal as literal
 from .language.layout import replace as replace
 from .language.layout import select as select
 from .language.modality import Modality as Modality
+from .language.policy import Policy as Policy
+from .language.policy import concat as concat
 from .language.spec import Output as Output
 from .model_spec import ModelSpec as ModelSpec
 

@@ -38,6 +38,7 @@ class ModelSpec(Declaration, init=False):
             each run of it becomes the tokens that the tokenizer makes of it, also where it reaches
             across the edge of a layout, as in a text that is tokenized as a whole.
         outputs: the model's outputs other than text.
+        policy: how a robot drives the model; None for one that no robot drives.
     """
 
     def bind(

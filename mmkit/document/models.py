@@ -15,6 +15,7 @@ from ..language import field, layout
 from ..language.items import media, record, tensor
 from ..language.modality import Modality
 from ..language.node import Node
+from ..language.policy import INSTRUCTION, Policy
 from ..language.spec import Declaration, Output
 from .notations import (
     FunctionName,
@@ -311,6 +312,18 @@ class OutputModel(PartModel):
     most: Value = None
 
 
+class PolicyModel(PartModel):
+    part = Policy
+
+    output: Name
+    items: ValueMap
+    prompt: Value = INSTRUCTION
+    instruction: Value = None
+    ignored: Value = ()
+    sampling: ValueMap = {"temperature": 0.0}
+    metadata: ValueMap = {}
+
+
 Rewrite = Annotated[
     Annotated[LayoutSource, Tag("source")] | Annotated[EndingWithModel, Tag("part")],
     Discriminator(_choose_kind),
@@ -330,6 +343,7 @@ class SpecModel(PartModel):
     ] = {}
     merges: Annotated[str, Field(min_length=1, max_length=1)] | None = None
     outputs: Annotated[list[OutputModel], Field(max_length=MAX_PARTS)] = []
+    policy: PolicyModel | None = None
 
 
 MODELS: tuple[type[PartModel], ...] = (
@@ -351,6 +365,7 @@ MODELS: tuple[type[PartModel], ...] = (
     HFModel,
     ModalityModel,
     OutputModel,
+    PolicyModel,
     SpecModel,
 )
 """The model of each part."""

@@ -45,6 +45,7 @@ from ..language.expr import (
 )
 from ..language.items import between
 from ..language.layout import Layout, any_id, each, embed, literal, nothing, select
+from ..language.policy import concat
 
 FunctionLoader: TypeAlias = Callable[[str], Any]
 """Returns the function of a name, or raises a SpecError."""
@@ -64,6 +65,7 @@ WORDS: Mapping[str, Callable[..., Any]] = {
     "any_id": any_id,
     "between": between,
     "ceil_div": ceil_div,
+    "concat": concat,
     "embed": embed,
     "literal": literal,
     "maximum": maximum,

@@ -7,6 +7,7 @@ Nothing of this room imports vLLM or transformers.
 - `items`: what a caller may send;
 - `field`: how a tensor is split into items, and who makes it;
 - `modality`, `spec`: what is declared of an item, and of a model and its outputs;
+- `policy`: how a robot drives a model;
 - `named_part`: what these have in common;
 - `node`: what all parts of a spec have in common;
 - `vocabulary`: tokens as ids and as text;

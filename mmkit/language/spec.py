@@ -12,11 +12,13 @@ import numpy as np
 
 from .expr import Count, Scope, Value, as_expression, is_operation
 from .field import HF
+from .items.tensor import Tensor
 from .layout import EndingWith, Layout, LayoutLike, Replace
 from .layout import layout as as_layout
 from .modality import Modality
 from .named_part import NamedPart, check_name, require
 from .node import dependencies
+from .policy import Concat, Policy
 
 Rewrite: TypeAlias = "EndingWith | Callable[[Scope], Any]"
 """How a spec rewrites a caller's prompt."""
@@ -129,6 +131,7 @@ class Declaration(NamedPart, init=False):
     tokenization_kwargs: Mapping[str, Any] = field(default_factory=dict)
     merges: str | None = None
     outputs: tuple[Output, ...] = ()
+    policy: Policy | None = None
 
     declaring_module: ClassVar[str] = "__main__"
     """The name of the module that declares the spec."""
@@ -142,12 +145,13 @@ class Declaration(NamedPart, init=False):
         tokenization_kwargs: Mapping[str, Any] | None = None,
         merges: str | None = None,
         outputs: Sequence[Output] = (),
+        policy: Policy | None = None,
     ) -> None:
         """Declare a model.
 
         Raises:
-            SpecError: no modality, or two that share a name or a field name; or two outputs that
-                share a name.
+            SpecError: no modality, or two that share a name or a field name; two outputs that share
+                a name; or a policy of modalities or an output that there are not.
         """
         self._set(
             name=name,
@@ -157,6 +161,7 @@ class Declaration(NamedPart, init=False):
             tokenization_kwargs=dict(tokenization_kwargs or {}),
             merges=merges,
             outputs=tuple(outputs),
+            policy=policy,
             declaring_module=find_calling_module(),
         )
         self._check(f"spec {name!r}")
@@ -216,6 +221,7 @@ class Declaration(NamedPart, init=False):
             self._check_encoder_items(where)
         self._check_inputs_of_processors(where)
         self._check_unique_names(where)
+        self._check_policy(f"{where}, policy")
 
     def _check_modalities(self, where: str) -> None:
         for modality in self.modalities:
@@ -232,6 +238,8 @@ class Declaration(NamedPart, init=False):
             names.append("prompt")
         if self.decoder_prompt is not None:
             names.append("decoder_prompt")
+        if self.policy is not None:
+            names.append("policy")
         expected = "nothing beside a modality without positions, whose fields take up forward"
         require(len(names) == 1, where, expected, ", ".join(names))
 
@@ -271,6 +279,29 @@ class Declaration(NamedPart, init=False):
         _check_unique("modality", [modality.name for modality in self.modalities], where)
         _check_unique("field", fields, where)
         _check_unique("output", [output.name for output in self.outputs], where)
+
+    def _check_policy(self, where: str) -> None:
+        """Refuse a policy of outputs or modalities that the spec does not have."""
+        if self.policy is None:
+            return
+        require(isinstance(self.policy, Policy), where, "a Policy", repr(self.policy))
+        outputs = [output.name for output in self.outputs]
+        expected = f"an output among {outputs}"
+        require(
+            self.policy.output in outputs, f"{where}, output", expected, repr(self.policy.output)
+        )
+        names = [modality.name for modality in self.modalities]
+        for name, items in self.policy.items.items():
+            place = f"{where}, items"
+            require(name in names, place, f"modalities among {names}", repr(name))
+            item_type = self[name].item
+            expected = "a modality whose item is one value"
+            require(not item_type.parts, place, expected, f"{name!r} of {item_type!r}")
+            is_concat = isinstance(items, tuple) and any(isinstance(x, Concat) for x in items)
+            expected = "concat() for a Tensor of one dimension"
+            is_vector = isinstance(item_type, Tensor) and item_type.ndim == 1
+            got = f"{name!r} of {item_type!r}"
+            require(is_vector or not is_concat, place, expected, got)
 
     def _write_arguments(self) -> Iterator[str]:
         # modalities are arguments without a name, after the name of the spec

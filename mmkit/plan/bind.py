@@ -29,6 +29,7 @@ from .modality import BoundModality, Environment, bind_modality, complete_modali
 from .output import BoundOutput
 from .placement import describe_ids
 from .plan import Part, Plan
+from .policy import BoundPolicy, bind_policy
 from .rehearsal import rehearse
 
 MAX_PLANS_FOR_OPTIONS = 64
@@ -98,7 +99,8 @@ def bind(
         outputs[output.name] = BoundOutput(
             output, spec.name, scope, environment.vocab_size, guard.ids
         )
-    return parts.make_plan(spec, environment, guard, outputs)
+    policy = bind_policy(spec.policy, spec.name, scope, parts.modalities, outputs)
+    return parts.make_plan(spec, environment, guard, outputs, policy)
 
 
 def plan_for_options(plan: Plan, kwargs: Mapping[str, Any], processor: Any) -> Plan:
@@ -152,8 +154,8 @@ def rebind(plan: Plan, kwargs: Mapping[str, Any], processor: Any) -> Plan:
             base.parser.placeholder_texts,
             copies_outputs=base.field_processor.copies_outputs,
         )
-    # outputs depend on no options
-    return parts.make_plan(plan.spec, environment, guard, plan.outputs)
+    # outputs and a policy depend on no options
+    return parts.make_plan(plan.spec, environment, guard, plan.outputs, plan.policy)
 
 
 # -- the parts of a spec ---------------------------------------------------------------------------
@@ -183,6 +185,7 @@ class _Parts:
         environment: Environment,
         guard: PlaceholderGuard,
         outputs: Mapping[str, BoundOutput],
+        policy: BoundPolicy | None,
     ) -> Plan:
         """Return the plan, when all parts are bound."""
         assert self.runs is not None
@@ -195,6 +198,7 @@ class _Parts:
             runs=self.runs,
             guard=guard,
             outputs=outputs,
+            policy=policy,
             plans_for_options=Memo(MAX_PLANS_FOR_OPTIONS),
             make_for_options=plan_for_options,
         )

@@ -39,6 +39,7 @@ from .placement import (
     Placement,
     PromptForm,
 )
+from .policy import BoundPolicy
 from .processing import ProcessedFields
 
 Part: TypeAlias = Literal["prompt", "decoder_prompt"]
@@ -79,6 +80,7 @@ class Plan:
         runs: the tokens that merge where a layout meets its prompt.
         guard: the placeholder ids, against which prompts and samples are guarded.
         outputs: the bound outputs, by name.
+        policy: how a robot drives the model; None for a spec without one.
         plans_for_options: caches the plans for distinct `mm_processor_kwargs`.
         make_for_options: returns the plan for others; see `mmkit.plan.bind.plan_for_options`.
     """
@@ -91,6 +93,7 @@ class Plan:
     runs: MergedRuns
     guard: PlaceholderGuard
     outputs: Mapping[str, BoundOutput]
+    policy: BoundPolicy | None
     plans_for_options: Memo
     make_for_options: Callable[[Plan, Mapping[str, Any], Any], Plan]
 

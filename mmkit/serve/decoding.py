@@ -122,15 +122,18 @@ def quote(value: str) -> str:
     return f"'{repr(value[:MAX_QUOTED_CHARS])[1:-1]}...'"
 
 
-async def run_in_thread_if_large(size: int, function: Callable[..., T], *args: Any) -> T:
+async def run_in_thread_if_large(
+    size: int, function: Callable[..., T], *args: Any, most_bytes: int = MAX_INLINE_BYTES
+) -> T:
     """Run a function; in a thread if it works on many bytes, so the event loop stays free.
 
     Args:
         size: number of bytes that the function works on.
         function: takes `args`.
         args: its arguments.
+        most_bytes: the most bytes without a thread.
     """
-    if size <= MAX_INLINE_BYTES:
+    if size <= most_bytes:
         return function(*args)
     return await asyncio.to_thread(function, *args)
 

@@ -343,6 +343,7 @@ class Engine:
         *,
         data_parallel_rank: int | None,
         must_fit: bool,
+        on_rendered: Callable[[], None] | None = None,
     ) -> AsyncGenerator[tuple[Mapping[str, Any], Any], None]:
         """Yield the rendered prompt with each of vLLM's outputs for a request.
 
@@ -355,6 +356,7 @@ class Engine:
             data_parallel_rank: of the engine that is to compute it; None for any.
             must_fit: whether to refuse a prompt after which the end of the context would cut the
                 answer off.
+            on_rendered: called each time that the request is rendered, before it is sent.
 
         Raises:
             ValueError: the request is refused.
@@ -365,6 +367,8 @@ class Engine:
             rendered = await self.render(prompt)
             if must_fit:
                 self._check_length(rendered, sampling)
+            if on_rendered is not None:
+                on_rendered()
             outputs = self._generate_once(
                 rendered, sampling, f"{request_id}-{attempt}", data_parallel_rank
             )

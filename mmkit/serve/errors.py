@@ -42,6 +42,10 @@ class NoSpec(Exception):
     """The model of this server has no spec of ours."""
 
 
+class NoPolicy(Exception):
+    """No robot drives the model of this server."""
+
+
 class TooBusy(InputError):
     """A limit on what is open at once."""
 
@@ -74,6 +78,7 @@ class ErrorRow(NamedTuple):
 
 
 _SPEC = "a model with an mmkit spec"
+_POLICY = "a model whose spec has a policy"
 _CACHED = "an item in its cache"
 _SERVE = "to serve the request"
 _FAILED = "an error of its own"
@@ -87,6 +92,7 @@ _OTHER_SERVER = "Send it to another server."
 # the first row of which an error is an instance holds
 _TABLE = (
     ErrorRow(NoSpec, 404, "schema", _SPEC, "one without", "Use vLLM's routes."),
+    ErrorRow(NoPolicy, 404, "schema", _POLICY, "one without"),
     ErrorRow(OtherOrigin, 403, "schema", _ORIGIN, "another origin"),
     ErrorRow(TooLarge, 413, "limit"),
     ErrorRow(TooBusy, 429, "capacity"),

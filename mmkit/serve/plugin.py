@@ -19,6 +19,7 @@ from ..vllm_api.processor import Processor
 from .answers import AnswerMiddleware, handle_input_error
 from .bodies import BodyMiddleware
 from .engine import Engine
+from .openpi import OpenpiMiddleware, check_policy
 from .protocol import Limits
 from .routes import router
 from .state import ServerState, find_state
@@ -44,6 +45,7 @@ class MmkitEndpoints:
 
     def attach_router(self, app: Any) -> None:
         """Register the routes, and the layers before them."""
+        self._app = app
         app.add_middleware(BodyMiddleware)
         app.add_middleware(AnswerMiddleware)  # the one that is added last comes first
         app.add_exception_handler(InputError, handle_input_error)
@@ -70,7 +72,24 @@ class MmkitEndpoints:
         origins = getattr(args, "allowed_origins", "*")
         state.mmkit = ServerState(engine, Limits.from_environment(), models, origins)
         engine.call_before_shutdown(state.mmkit.stop)
+        if processor.plan.policy is not None:
+            await asyncio.to_thread(check_policy, state.mmkit, processor.plan.policy)
+            put_first(self._app, OpenpiMiddleware)
         _warn_without_audio_decoder(processor.plan.modalities.values())
+
+
+def put_first(app: Any, middleware: Any) -> None:
+    """Add a layer before all that vLLM has added, its check of keys among them.
+
+    Args:
+        app: vLLM's, with all its layers, which serves nobody yet.
+        middleware: the class of the layer.
+    """
+    if app.middleware_stack is None:
+        app.add_middleware(middleware)
+    else:
+        # what vLLM has for SageMaker puts the layers together before the server starts
+        app.middleware_stack = middleware(app.middleware_stack)
 
 
 def _find_processor(engine_client: Any) -> Processor | None:

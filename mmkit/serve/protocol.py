@@ -40,10 +40,12 @@ class Limits(Struct, frozen=True, kw_only=True):
         pixels: pixels of the images and video frames of one request, before they are decoded.
         constraint: bytes in JSON of what a text must be (structured outputs, a response format,
             tools that must be called). The engine compiles it, and other requests wait for that.
-        sessions: open sessions of one API server. A session holds its tokens and items while it
-            waits for its client.
+        sessions: open sessions of one API server, with the connections of robots. A session holds
+            its tokens and items while it waits for its client.
         idle_seconds: seconds for which the server waits for a session's next message, or for its
             client to read one.
+        robot_idle_seconds: seconds for which the server waits for a robot's next observation. The
+            client of openpi does not connect again, while people arrange the scene.
     """
 
     body_bytes: PositiveInt = 64 * 2**20
@@ -54,6 +56,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     constraint: PositiveInt = 2**14
     sessions: PositiveInt = 256
     idle_seconds: Annotated[float, Meta(ge=1, le=1e9)] = 300.0
+    robot_idle_seconds: Annotated[float, Meta(ge=1, le=1e9)] = 3600.0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Limits:

@@ -1,4 +1,4 @@
-"""The routes: ``POST /v1/mm/generate``, ``GET /v1/mm/modalities`` and ``WS /v1/mm/session``.
+"""The routes: ``POST /v1/mm/generate``, ``GET /v1/mm/modalities`` and two of websockets.
 
 The path of ``POST /v1/mm/generate``, function by function:
 
@@ -19,6 +19,8 @@ The path of ``POST /v1/mm/generate``, function by function:
 10. `state.Answer.make_choice` makes a choice of what is new in an output, and
     `state.Answer.make_usage` counts the tokens.
 11. `routes.stream_events` sends the events of a stream; without one, the first event is the answer.
+
+The websockets are served by session.py and openpi.py.
 
 An error on this path becomes a refusal in `errors.make_response`.
 """
@@ -42,7 +44,8 @@ from ..vllm_api.compat import find
 from . import errors, protocol
 from .decoding import build_schema, decode_json, run_in_thread_if_large
 from .engine import Stopped
-from .errors import NoSpec, OtherOrigin
+from .errors import NoPolicy, NoSpec, OtherOrigin
+from .openpi import OPENPI_ROUTE, RobotConnection
 from .protocol import Limits
 from .session import Session
 from .state import Answer, ServerState, find_state
@@ -315,33 +318,52 @@ async def receive_body(request: Request, limits: Limits) -> bytearray:
     return body
 
 
-# -- WS /v1/mm/session -----------------------------------------------------------------------------
+# -- WS /v1/mm/session and WS /v1/realtime/robot/openpi --------------------------------------------
 
 
 @router.websocket("/v1/mm/session")
 async def session(socket: WebSocket) -> None:
     """Serve a session; see `mmkit.serve.session`."""
+    await _serve_socket(socket, "session", _open_session)
+
+
+@router.websocket(OPENPI_ROUTE)
+async def robot(socket: WebSocket) -> None:
+    """Serve a robot; see `mmkit.serve.openpi`."""
+    await _serve_socket(socket, "openpi", _open_robot)
+
+
+async def _serve_socket(
+    socket: WebSocket, route: str, open_connection: Callable[[ServerState, WebSocket], Any]
+) -> None:
+    """Serve a socket until it closes, or refuse it before its handshake.
+
+    Args:
+        socket: not accepted yet.
+        route: its name in metrics.
+        open_connection: returns what serves the socket.
+    """
     state = find_state(socket.app)
     plan = None
     if state is not None:
         plan = state.plan
     try:
-        new_session = _open_session(socket, state)
+        if state is None:
+            raise NoSpec
+        _check_handshake(socket, state)
+        connection = open_connection(state, socket)
     except Exception as error:
-        refusal = errors.make_response(error, plan, "session")
-        await socket.send_denial_response(refusal)
+        await socket.send_denial_response(errors.make_response(error, plan, route))
         return
-    await new_session.run()
+    await connection.run()
 
 
-def _open_session(socket: WebSocket, state: ServerState | None) -> Session:
-    """Return the session of a socket, before its handshake.
+def _check_handshake(socket: WebSocket, state: ServerState) -> None:
+    """Refuse a socket of another origin, and all when the server stops.
 
     Raises:
-        NoSpec, OtherOrigin, Stopped: it is refused.
+        OtherOrigin, Stopped: it is refused.
     """
-    if state is None:
-        raise NoSpec
     if state.is_stopping:
         raise Stopped
     # browsers let the pages of any site open websockets, and do not check: the server has to
@@ -349,4 +371,19 @@ def _open_session(socket: WebSocket, state: ServerState | None) -> Session:
     if origin is not None and urlsplit(origin).netloc != socket.headers.get("host"):
         if "*" not in state.origins and origin not in state.origins:
             raise OtherOrigin
+
+
+def _open_session(state: ServerState, socket: WebSocket) -> Session:
+    """Return the session of a socket."""
     return Session(state, socket)
+
+
+def _open_robot(state: ServerState, socket: WebSocket) -> RobotConnection:
+    """Return the connection of a robot.
+
+    Raises:
+        NoPolicy: the spec says nothing of robots.
+    """
+    if state.plan.policy is None:
+        raise NoPolicy
+    return RobotConnection(state, state.plan.policy, socket)

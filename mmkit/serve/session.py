@@ -99,7 +99,7 @@ class Session:
                 reason = end.reason
                 code = end.code
             except Exception as error:
-                code = _choose_close_code(error)
+                code = choose_close_code(error)
                 reason = await self._send_error(error, fatal=True)
             await self._send(protocol.ClosedMessage(reason=reason, remaining=self._remaining))
             async with asyncio.timeout(self._state.limits.idle_seconds):
@@ -249,7 +249,7 @@ class Session:
         return info.message
 
 
-def _choose_close_code(error: Exception) -> int:
+def choose_close_code(error: Exception) -> int:
     """Return the close code of a session that an error ends."""
     if isinstance(error, TooBusy):
         return BUSY

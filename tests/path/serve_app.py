@@ -38,14 +38,17 @@ def get_processor() -> Any:
     return testing.of_spec(TERRA, CHECKPOINT).processor
 
 
-def make_engine() -> Engine:
-    """Return the server's side of an engine, which renders without an end."""
-    processor = get_processor()
+def make_engine(processor: Any = None) -> Engine:
+    """Return the server's side of an engine, which renders without an end; by default for Terra."""
+    processor = processor or get_processor()
     client = SimpleNamespace(
         renderer=SimpleNamespace(tokenizer=None, mm_processor_cache=None),
         model_config=processor.info.ctx.model_config,
         vllm_config=SimpleNamespace(
-            parallel_config=SimpleNamespace(data_parallel_size=1, data_parallel_size_local=1, local_engines_only=False)
+            parallel_config=SimpleNamespace(data_parallel_size=1, data_parallel_size_local=1, local_engines_only=False),
+            device_config=SimpleNamespace(device_type="cpu"),
+            model_config=processor.info.ctx.model_config,
+            speculative_config=None,
         ),
         errored=False,
     )

@@ -50,6 +50,7 @@ from mmkit.language.items.size import Between
 from mmkit.language.layout import Layout, Update
 from mmkit.language.named_part import NamedPart
 from mmkit.language.node import Node, Part, is_equal_declaration
+from mmkit.language.policy import Concat
 from mmkit.language.spec import Declaration
 from tests.pages import ROOT
 from tests.profiles import scaled
@@ -246,7 +247,7 @@ def list_subclasses(kind: type) -> Iterator[type]:
 BASES = {Node, Part, NamedPart, Layout, Update, Field, ItemType, media._Media}
 """Classes that no author writes."""
 
-AS_TEXT = {expr.Expr, Between, *list_subclasses(Layout)}
+AS_TEXT = {expr.Expr, Between, Concat, *list_subclasses(Layout)}
 """Classes whose parts are text in a document."""
 
 OF_PLANS = {media._ImageForFunction, ModelSpec}
