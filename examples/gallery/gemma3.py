@@ -24,6 +24,7 @@ from mmkit import (
     replace,
     select,
     tok,
+    where,
 )
 
 DEFAULTS = Gemma3ProcessorKwargs._defaults["images_kwargs"]
@@ -56,6 +57,8 @@ def option(name):
     return kwargs.get(f"pan_and_scan_{name}", DEFAULTS[f"pan_and_scan_{name}"])
 
 
+IS_CROPPED = kwargs.get("do_pan_and_scan", DEFAULTS["do_pan_and_scan"])
+CROPS = where(IS_CROPPED, fields.num_crops, 0)
 SIDE = maximum(proc.image_processor.size["height"], option("min_crop_size"))
 
 GEMMA3 = ModelSpec(
@@ -63,13 +66,11 @@ GEMMA3 = ModelSpec(
     Modality(
         "image",
         item=Image(largest=(SIDE, SIDE * option("max_num_crops"))),
-        layout=select(
-            tok.text(image_text(proc.full_image_sequence, fields.num_crops)), embed=tok[proc.tokenizer.image_token]
-        ),
+        layout=select(tok.text(image_text(proc.full_image_sequence, CROPS)), embed=tok[proc.tokenizer.image_token]),
         update=replace(tok[proc.boi_token]),
         fields={
             "num_crops": batched(hidden=True),
-            "num_patches": derived(fields.num_crops + 1, dtype="int64", keep_on_cpu=True),
+            "num_patches": derived(CROPS + 1, dtype="int64", keep_on_cpu=True),
             "pixel_values": flat(fields.num_patches),
         },
         process=hf(views(proc)),

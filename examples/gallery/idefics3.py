@@ -1,8 +1,11 @@
 """Idefics3: rows of tiles, each tile behind a token with its row and column, then the whole image.
 
-An image that is not split is the whole image alone. The image processor tells rows and columns, and its tensors have a
-dimension more than those of the model.
+An image that is not split is the whole image alone. A method of the image processor tells rows and columns, and its
+tensors have a dimension more than those of the model.
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 from mmkit import (
     Image,
@@ -15,14 +18,25 @@ from mmkit import (
     fields,
     flat,
     hf,
+    item,
+    kwargs,
+    later,
     literal,
     proc,
     replace,
     tok,
 )
 
+
+@later
+def count_tiles(processor: Any, height: int, width: int, options: Mapping[str, Any]) -> list[int]:
+    """Return [rows, columns] of the tiles of an image; zeros for one that is not split."""
+    _, rows, columns = processor.get_number_of_image_patches(height, width, options)
+    return [rows, columns]
+
+
 SIZE = proc.image_processor.size["longest_edge"]
-ROWS, COLUMNS = fields.rows[0], fields.cols[0]
+ROWS, COLUMNS = fields.grid[0], fields.grid[1]
 BORDER = tok[proc.fake_image_token]
 
 
@@ -45,8 +59,7 @@ IDEFICS3 = ModelSpec(
         + BORDER,
         update=replace(tok[proc.image_token]),
         fields={
-            "rows": batched(hidden=True),
-            "cols": batched(hidden=True),
+            "grid": derived(count_tiles(proc.image_processor, item.height, item.width, kwargs), hidden=True),
             "pixels": batched(hidden=True),
             "mask": batched(hidden=True),
             "num_patches": derived(ROWS * COLUMNS + 1, dtype="int64", keep_on_cpu=True),
@@ -56,7 +69,6 @@ IDEFICS3 = ModelSpec(
         process=hf(
             proc.image_processor,
             outputs={"pixel_values": "pixels", "pixel_attention_mask": "mask"},
-            kwargs={"return_row_col_info": True},
             one_by_one=True,
         ),
     ),

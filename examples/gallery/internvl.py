@@ -15,9 +15,9 @@ from mmkit import (
     Modality,
     ModelSpec,
     Video,
-    batched,
     cfg,
     constant,
+    derived,
     each,
     embed,
     fields,
@@ -68,13 +68,9 @@ class Tiles:
         # `options` are those of the request, which have chosen the grids already
         outputs = {}
         if images:
-            tiles = [self.tile_image(image) for image in images]
-            outputs["pixel_values_flat"] = concatenate(tiles)
-            outputs["image_num_patches"] = torch.tensor([len(tensor) for tensor in tiles])
+            outputs["pixel_values_flat"] = concatenate([self.tile_image(image) for image in images])
         if videos:
-            frames = [self.resize_frames(video) for video in videos]
-            outputs["pixel_values_flat_video"] = concatenate(frames)
-            outputs["video_num_patches"] = torch.tensor([len(tensor) for tensor in frames])
+            outputs["pixel_values_flat_video"] = concatenate([self.resize_frames(video) for video in videos])
         return outputs
 
     def tile_image(self, image: PILImage.Image) -> torch.Tensor:
@@ -88,6 +84,13 @@ class Tiles:
         if self.use_thumbnail and len(tiles) > 1:
             tiles.append(image.resize((self.size, self.size)))
         return self.normalise(tiles)
+
+    def count_tiles(self, width: int, height: int) -> int:
+        """Return how many tiles an image of a size becomes, its thumbnail included."""
+        count = num_tiles(self.choose_grid(width, height))
+        if self.use_thumbnail and count > 1:
+            return count + 1
+        return count
 
     def choose_grid(self, width: int, height: int) -> tuple[int, int]:
         """Return (columns, rows) of the nearest aspect ratio.
@@ -152,7 +155,8 @@ SIZE = cfg.vision_config.image_size
 IS_TILED = kwargs.get("dynamic_image_size", cfg.dynamic_image_size)
 MIN_TILES = where(IS_TILED, kwargs.get("min_dynamic_patch", cfg.min_dynamic_patch), 1)
 MAX_TILES = where(IS_TILED, kwargs.get("max_dynamic_patch", cfg.max_dynamic_patch), 1)
-PROCESS = hf(later(Tiles)(SIZE, MIN_TILES, MAX_TILES, kwargs.get("use_thumbnail", cfg.use_thumbnail)))
+TILES = later(Tiles)(SIZE, MIN_TILES, MAX_TILES, kwargs.get("use_thumbnail", cfg.use_thumbnail))
+NUM_TILES = later(Tiles.count_tiles)(TILES, item.width, item.height)
 TOKENS_PER_TILE = floor((SIZE // cfg.vision_config.patch_size) ** 2 * cfg.downsample_ratio**2)
 
 IMAGE_CONTEXT = tok["<IMG_CONTEXT>"]
@@ -179,10 +183,10 @@ INTERNVL = ModelSpec(
         update=replace(tok.text("<image>")),
         fields={
             "pixel_values_flat": flat(fields.image_num_patches),
-            "image_num_patches": batched(keep_on_cpu=True),
+            "image_num_patches": derived(NUM_TILES, dtype="int64", keep_on_cpu=True),
             "image_token_id": constant(IMAGE_CONTEXT, dtype="int64", keep_on_cpu=True),
         },
-        process=PROCESS,
+        process=hf(TILES),
         embeds=tok["<img>"] + embed(IMAGE_CONTEXT) * item.rows + tok["</img>"],
     ),
     Modality(
@@ -192,10 +196,10 @@ INTERNVL = ModelSpec(
         update=replace(tok.text("<video>")),
         fields={
             "pixel_values_flat_video": flat(fields.video_num_patches),
-            "video_num_patches": batched(keep_on_cpu=True),
+            "video_num_patches": derived(item.frames, dtype="int64", keep_on_cpu=True),
             "video_token_id": constant(VIDEO_CONTEXT, dtype="int64", keep_on_cpu=True),
         },
-        process=PROCESS,
+        process=hf(TILES),
         when=tok.has(VIDEO_TOKEN),
     ),
 )

@@ -1,11 +1,19 @@
 """Phi-3-vision: numbered placeholders in plain text, and between them pieces that are each tokenized as a text."""
 
 import re
+from typing import Any
 
-from mmkit import Image, Modality, ModelSpec, Scope, batched, embed, fields, hf, item, proc, replace, tok
+from mmkit import Image, Modality, ModelSpec, Scope, batched, embed, hf, item, later, proc, replace, tok
 
 IMAGE = 32044  # the checkpoints name it nowhere
 CROP = 336
+
+
+@later
+def count_tokens(processor: Any, width: int, height: int) -> int:
+    """Return the positions of an image of a size."""
+    count: int = processor.calc_num_image_tokens_from_image_size(width, height)
+    return count
 
 
 def in_pieces(s: Scope) -> list[int]:
@@ -34,13 +42,9 @@ PHI3V = ModelSpec(
         "image",
         item=Image(largest=(CROP, CROP * proc.image_processor.num_crops)),
         placeholder=IMAGE,
-        tokens=fields.num_img_tokens,
+        tokens=count_tokens(proc.image_processor, item.width, item.height),
         update=replace(tok.text("<|image_{}|>", item.index + 1)),
-        fields={
-            "pixel_values": batched(),
-            "image_sizes": batched(keep_on_cpu=True),
-            "num_img_tokens": batched(hidden=True),
-        },
+        fields={"pixel_values": batched(), "image_sizes": batched(keep_on_cpu=True)},
         process=hf(proc.image_processor),
         embeds=embed(IMAGE) * item.rows,
     ),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from mmkit import Modality, ModelSpec, Scope, Tensor, batched, between, ceil_div, cfg, fields, replace, tok
+from mmkit import Modality, ModelSpec, Scope, Tensor, batched, between, ceil_div, cfg, item, replace, tok
 
 
 def standardise(items: Sequence[torch.Tensor], scope: Scope) -> dict[str, list[torch.Tensor]]:
@@ -25,7 +25,7 @@ WAVES = ModelSpec(
         },
         # what one item becomes in the prompt: a position for every steps_per_token rows, or what is left of them
         placeholder="<patch>",
-        tokens=ceil_div(fields.series.shape[0], cfg.steps_per_token),
+        tokens=ceil_div(item.length, cfg.steps_per_token),
         # how it gets there: the caller writes one <series> per item
         update=replace(tok["<series>"]),
     ),

@@ -214,15 +214,24 @@ class LayoutEvaluator:
             return None
         return _find_field_names(self._dependencies)
 
-    def find_reads_beyond(self, names: Collection[str]) -> list[str]:
-        """Return the source of what the layout and the targets read of other fields than these.
+    def find_unknown_reads(
+        self, known: Collection[str], of_known_shape: Collection[str]
+    ) -> list[str]:
+        """Return the source of what the layout and the targets read of fields that are not known.
 
         What a function reads is not among it.
+
+        Args:
+            known: the names of the fields that are known.
+            of_known_shape: the names of fields of which only the shape is known.
         """
         reads = set()
         for dependency in self._dependencies:
-            is_field = dependency.root == "fields"
-            if is_field and not (dependency.keys and dependency.keys[0] in names):
+            if dependency.root != "fields":
+                continue
+            name, *attributes = dependency.keys or (None,)
+            is_shape = name in of_known_shape and attributes[:1] == ["shape"]
+            if name not in known and not is_shape:
                 reads.add(repr(dependency))
         return sorted(reads)
 

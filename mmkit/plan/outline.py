@@ -165,9 +165,8 @@ def find_unknown_reads(modality: BoundModality) -> list[str]:
 
     Where a function makes the layout, it is tried on the largest item.
     """
-    evaluator = modality.layout_evaluator
-    reads = evaluator.find_reads_beyond(modality.field_processor.from_facts)
-    if reads or not evaluator.is_opaque:
+    reads = _list_unknown_reads(modality)
+    if reads or not modality.layout_evaluator.is_opaque:
         return reads
     largest = modality.item.candidates()[0]
     (item,) = make_items(modality.name, ItemBatch.whole([largest]))
@@ -178,6 +177,24 @@ def find_unknown_reads(modality: BoundModality) -> list[str]:
     except MmkitError:
         pass  # the item itself is refused, and not for what is read
     return []
+
+
+def check_reads(items: Sequence[Item], modality: BoundModality) -> None:
+    """Refuse raw items of a modality whose layout, by declaration, does not follow from facts.
+
+    Raises:
+        NeedsProcessing: names the expressions.
+    """
+    reads = _list_unknown_reads(modality)
+    if reads and not items[0].is_embedding:
+        raise make_needs_processing(f"{modality.where}, layout", reads)
+
+
+def _list_unknown_reads(modality: BoundModality) -> list[str]:
+    """Return the source of what the layouts read, by declaration, beyond facts."""
+    processor = modality.field_processor
+    evaluator = modality.layout_evaluator
+    return evaluator.find_unknown_reads(processor.from_facts, processor.with_known_shapes)
 
 
 def lay_out(items: Sequence[Item], modality: BoundModality, *, may_be_larger: bool) -> None:
@@ -192,15 +209,12 @@ def lay_out(items: Sequence[Item], modality: BoundModality, *, may_be_larger: bo
         may_be_larger: whether they may have more encoder rows than the largest item.
 
     Raises:
-        NeedsProcessing: a layout reads what only processing tells.
+        NeedsProcessing: a function reads what only processing tells.
         InputError: the spec refuses an item.
     """
     batch = make_batch(items)
     fields: ProcessedFields = batch.values
     if not batch.embeds:
-        reads = modality.layout_evaluator.find_reads_beyond(modality.field_processor.from_facts)
-        if reads:
-            raise make_needs_processing(f"{modality.where}, layout", reads)
         fields = modality.field_processor.derive_from_facts(batch)
     may_be_larger = may_be_larger or modality.needs_hf
     for item, fields_of_item in zip(items, fields, strict=True):
@@ -225,6 +239,17 @@ def hash_items(
     if hasher is None or modality.is_never_kept or modality.is_ids_only:
         return [None] * len(items)
     return hasher.hash_items(modality, items, options)
+
+
+def select_fields(items: Sequence[Item], modality: BoundModality) -> ProcessedFields:
+    """Return the fields of each item that follow from its facts; of embeddings, those sent."""
+    if items[0].is_embedding:
+        return [item.fields for item in items]
+    fields = []
+    for item in items:
+        computed = {name: item.fields[name] for name in modality.field_processor.from_facts}
+        fields.append(computed)
+    return fields
 
 
 def list_uncomputed_fields(items: Sequence[Item], modality: BoundModality) -> list[str]:

@@ -189,6 +189,7 @@ class Plan:
         uncomputed_fields: dict[str, list[str]] = {}
         for name, items_of_modality in group_by_modality(items).items():
             modality = plan._find_modality(name)
+            outline.check_reads(items_of_modality, modality)
             with plan.blame_options():
                 outline.lay_out(items_of_modality, modality, may_be_larger=bool(options))
             hash_options: dict[str, Any] = {}
@@ -197,7 +198,7 @@ class Plan:
                 hash_options = {"mm_processor_kwargs": selected}
             hashes[name] = outline.hash_items(items_of_modality, modality, hasher, hash_options)
             rows[name] = [item.layout.tokens.num_embeds for item in items_of_modality]
-            fields[name] = [item.fields for item in items_of_modality]
+            fields[name] = outline.select_fields(items_of_modality, modality)
             uncomputed_fields[name] = outline.list_uncomputed_fields(items_of_modality, modality)
         placed = self.place_items(self.encode(prompt), items)
         return outline.Outline(

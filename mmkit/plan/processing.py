@@ -166,6 +166,8 @@ class FieldProcessor:
         """
         parts: list[dict[str, Any]] = [FieldsOfFacts() for _ in batch.values]
         scopes = self._make_scopes(batch, parts)
+        for fields, scope in zip(parts, scopes, strict=True):
+            fields.update(self._make_tensors_of_shapes(scope.item))
         for step in self._steps:
             if step.name not in self.from_facts:
                 continue
@@ -173,6 +175,14 @@ class FieldProcessor:
                 with locate_errors(step.where):
                     fields[step.name] = self._derive(step.field, scope, batch.index_of(position))
         return parts
+
+    def _make_tensors_of_shapes(self, facts: Any) -> dict[str, torch.Tensor]:
+        """Return a tensor without values for each field of `with_known_shapes`."""
+        tensors: dict[str, torch.Tensor] = {}
+        for name in self.with_known_shapes:
+            facts_of_field = getattr(facts, name) if self._item_type.parts else facts
+            tensors[name] = torch.empty(facts_of_field.shape, device="meta")
+        return tensors
 
     def call_function(self, values: Sequence[Any]) -> Mapping[str, Any]:
         """Return what the function of the spec returns for canonical items.
@@ -273,6 +283,16 @@ class FieldProcessor:
     def from_facts(self) -> frozenset[str]:
         """The names of the derived fields that depend only on the facts of an item."""
         return find_fields_of_facts(self.fields)
+
+    @cached_property
+    def with_known_shapes(self) -> Sequence[str]:
+        """The names of the fields that are items, or parts of them, as they are.
+
+        The facts of an item tell their shapes.
+        """
+        if isinstance(self.process, Identity):
+            return self._returned_names
+        return ()
 
     @cached_property
     def _steps(self) -> Sequence[FieldStep]:

@@ -109,6 +109,15 @@ MODALITIES = {
     "tensor": make_modality(
         item=Tensor((between(1, 40), 2)), layout=embed(5) * ceil_div(item.length, 4), update=replace(TARGET)
     ),
+    "shape of the field": make_modality(
+        item=Tensor((between(1, 40), 2)), layout=embed(5) * fields.x.shape[0], update=replace(TARGET)
+    ),
+    "shape of a part": make_modality(
+        item=Record(genes=Tensor((between(1, 9),)), values=Tensor((between(1, 5), 2))),
+        layout=embed(5) * (fields.genes.shape[0] + fields.values.shape[0]),
+        update=replace(TARGET),
+        fields={"genes": batched(), "values": batched()},
+    ),
     "text": make_modality(
         item=Text(most=30),
         layout=embed(5) * item.length + literal(9),
