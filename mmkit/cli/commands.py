@@ -13,6 +13,7 @@ from .diff import diff
 from .doctor import doctor
 from .eject import eject
 from .new import examples, new_command
+from .outline import outline
 from .show import show
 
 
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 app.command()(show)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(check)
+app.command()(outline)
 app.command()(compare)
 app.command()(diff)
 app.command()(doctor)

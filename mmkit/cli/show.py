@@ -34,6 +34,7 @@ from ..language.modality import Modality
 from ..language.node import Dependency, dependencies, write_source
 from ..language.spec import Declaration, Output
 from ..plan.modality import BoundModality
+from ..plan.outline import find_unknown_reads
 from ..plan.plan import Plan, Preview
 from .common import (
     FOLDER,
@@ -140,7 +141,7 @@ def _show_request(info: Any, prompt: str | None, forms: Sequence[str]) -> list[R
     if prompt is None:
         ids = plan.shortest_prompt(plan.parse_items(data))
     else:
-        ids = _parse_prompt(plan, prompt)
+        ids = parse_prompt(plan, prompt)
     with convert_errors(f"{plan.spec.name}.request", "items that the processor takes", InputError):
         preview = plan.preview(ids, data)
     architectures = info.get_hf_config().architectures or [""]
@@ -219,6 +220,8 @@ def _list_modality(modality: Modality, bound: BoundModality | None) -> list[_Row
     ]
     for update in modality.update:
         rows.append(_Row("update", repr(update)))
+    if bound:
+        rows.append(_Row("without pixels", "", _describe_outline(bound)))
     for name, field in modality.fields.items():
         value = ""
         if bound and name in bound.fields:
@@ -232,6 +235,14 @@ def _list_modality(modality: Modality, bound: BoundModality | None) -> list[_Row
             value = str(bound.limit) if bound and name == "limit" else ""
             rows.append(_Row(name, write_source(declared), value))
     return rows
+
+
+def _describe_outline(bound: BoundModality) -> str:
+    """Return whether the facts of an item tell its layout, or what keeps them from it."""
+    reads = find_unknown_reads(bound)
+    if not reads:
+        return "yes"
+    return f"no: the layout reads {', '.join(reads)}"
 
 
 def _describe_field(field: Field) -> str:
@@ -298,7 +309,7 @@ def _describe_values(plan: Plan) -> str:
 # -- the request -----------------------------------------------------------------------------------
 
 
-def _parse_prompt(plan: Plan, prompt: str) -> list[int]:
+def parse_prompt(plan: Plan, prompt: str) -> list[int]:
     """Return the ids of a prompt: ids as ``1,2,3``, or a text, tokenized as vLLM does."""
     if re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", prompt):
         return [int(token) for token in prompt.split(",")]

@@ -240,6 +240,8 @@ def _draw_samples(
 ) -> dict[str, list[Sample]]:
     limits = {}
     for name, limit in subject.limits.items():
+        if name not in strategies:
+            continue
         limits[name] = max(_MAX_ITEMS, least) if limit is None else limit
     drawn: dict[str, list[Sample]] = {}
     for name, limit in limits.items():

@@ -152,7 +152,7 @@ def test_a_prompt_that_lacks_its_items_is_refused() -> None:
 def test_a_spec_is_shown_without_a_checkpoint() -> None:
     result = invoke("show", "examples.gallery.deepseek_vl2:DEEPSEEK_VL2")
     assert result.status == 0
-    assert "field images_spatial_crop batched(keep_on_cpu=True)" in result.output
+    assert "field images_spatial_crop derived(" in result.output
 
 
 class TextsForCausalLM(nn.Module):
@@ -202,6 +202,20 @@ def test_the_pictures_of_the_documentation_are_what_is_shown(name: str, tmp_path
     svg = picture.read_text()
     assert "url(" not in svg.replace("url(#", "")
     assert svg == (ROOT / "docs" / "images" / f"show-{name}.svg").read_text()
+
+
+def test_an_outline_shows_ranges_rows_and_hashes_of_files(tmp_path: Path) -> None:
+    PILImage.new("RGB", (90, 60)).save(tmp_path / "a.png")
+    folder = ORACLES / "llava_next" / "checkpoint"
+    result = invoke(
+        *("outline", "examples.gallery.llava_next:LLAVA_NEXT", "--config", folder),
+        *("--item", "image=1280x720", "--item", f"image={tmp_path / 'a.png'}"),
+    )
+    assert result.status == 0
+    place = r"prompt\[\d+:\d+\], \d+ rows hash"
+    assert re.search(rf"image\[0\] {place} unknown", result.output)
+    assert re.search(rf"image\[1\] {place} [0-9a-f]{{64}} ", result.output)
+    assert "not computed of image: pixel_values, image_sizes" in result.output
 
 
 KINDS = {
@@ -295,6 +309,10 @@ REFUSED = {
     "show SPEC --item actions=zeros": "--config: expected the folder of a checkpoint, got none beside --prompt",
     "show SPEC --config HERE --prompt left": "terra.prompt: expected token ids, got a text. The model has no",
     "show SPEC --config HERE --item actions=5x3": "terra.actions[0]: expected a (6, 3) float32 tensor, got shape (5",
+    "outline SPEC --config HERE --item actions=5x3": "terra.actions[0].shape: expected (6, 3), got tuple (5, 3).",
+    "outline SPEC --config HERE --item actions=5": "--item actions=5: expected a shape as 9x4, 2 size(s), got 1.",
+    "outline SPEC --config HERE --item actions=no.png": "--item actions=no.png: expected a .png file that can be read",
+    "outline SPEC --config HERE --item cars=5": "modality=FORM with a modality among actions, got 'cars'.",
     "show SPEC --config HERE --svg no/such.svg": "--svg no/such.svg: expected a file that can be written, got no such",
     "check SPEC --config HERE --expected TMP/L99.toml": "laws: expected some of ranges, text, ",
     "check SPEC --config HERE --expected TMP/NO_REASON.toml": f"{TOML} independence = 3.",

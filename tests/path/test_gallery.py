@@ -459,6 +459,7 @@ LEFT_OUT: dict[str, set[str]] = {
     "reference": {"fuyu", "florence2", "molmo", "internvl2", "qwen_vl", "ultravox", "whisper", "phi3v"},
     "positions": SYSTEMS.keys() - {"qwen2_vl", "qwen3_vl"},  # positions of one dimension
     "outputs": {*SYSTEMS},  # none declares outputs
+    "outline": {"ultravox"},  # its processor alone tells the length of each chunk
 }
 """Systems about which a law has nothing to say: no embeddings, a Hugging Face processor that writes no
 placeholders. tests/night/test_gallery.py checks that it is so."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,15 @@ from PIL import Image as PILImage
 from vllm.multimodal import hasher as vllm_hasher
 
 from mmkit.plan.hashes import salt_uuid
-from mmkit.plan.outline import ItemHasher, read_audio_file, read_image_file
+from mmkit.plan.outline import ImageFacts, ItemHasher, read_audio_file, read_image_file
 from mmkit.testing import vllm_path
 from mmkit.vllm_api import compat
+from mmkit.vllm_api.hashes import VllmItemHasher
 from mmkit.vllm_api.media import AudioMediaIO
 from tests import ROOT, hf_law
 from tests.oracles import processor
 from tests.profiles import scaled
+from tools import outlines
 
 needs_frames = pytest.mark.skipif(
     not hasattr(vllm_hasher, "_framed"), reason="vLLM before 0.31 hashes the common part otherwise"
@@ -174,3 +177,21 @@ def test_a_uuid_has_the_hash_that_vllm_gives_it(salt: str | None) -> None:
     outline = replica.plan.outline(ids, data, uuids=uuids, cache_salt=salt, hasher=make_hasher(replica))
     assert outline.hashes == served.hashes
     assert salt_uuid("a name", salt) in prompt["multi_modal_uuids"]["image"]
+
+
+def test_facts_without_content_have_no_hash_by_vllm_either() -> None:
+    replica = processor("llava_next")
+    facts = {"image": ImageFacts(width=4, height=2)}
+    ids = replica.plan.shortest_prompt(replica.plan.parse_facts(facts))
+    hasher = VllmItemHasher("blake3", replica.info.model_id)
+    assert replica.plan.outline(ids, facts, hasher=hasher).hashes == {"image": [None]}
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_says_which_specs_can_be_outlined() -> None:
+    page = outlines.PAGE.read_text(encoding="utf-8")
+    assert page == outlines.write_page()
+    refused = re.findall(r"^\| \[(\w+)\]\S* \| (\w+) \| no \|", page, re.MULTILINE)
+    assert set(refused) < set(outlines.REASONS)

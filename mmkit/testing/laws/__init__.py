@@ -12,6 +12,7 @@ from .caching import cache
 from .huggingface import positions, reference
 from .items import embeds, identity, worst_case
 from .models import containment, counts, outputs, safety, strangers
+from .outlines import outline
 from .refusals import refusal
 from .requests import idempotence, ids_only, independence, ranges, round_trip, text
 
@@ -26,6 +27,7 @@ _IN_ORDER = (
     identity,
     refusal,
     embeds,
+    outline,
     cache,
     counts,
     safety,

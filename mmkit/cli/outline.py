@@ -1,0 +1,128 @@
+"""``mmkit outline``: the ids, the ranges and the keys of a request from the sizes of its items.
+
+No item is processed. Refused are a layout that reads what only processing tells (`SpecError`), a
+request that vLLM's path would refuse (`InputError`), and a folder or a file that cannot be read
+(`MmkitError`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from rich.console import Console
+from rich.text import Text
+from typer import Option
+
+from ..errors import MmkitError
+from ..importing import import_named
+from ..language.items import ItemType
+from ..language.items.facts import Facts, TensorFacts
+from ..model_spec import ModelSpec
+from ..plan.outline import Outline, read_audio_file, read_image_file
+from ..plan.plan import Plan
+from .common import Config, Spec, Trust, count_noun, describe_error, open_checkpoint, parse_item
+from .show import Prompt, parse_prompt
+
+Items = Annotated[
+    list[str] | None, Option(metavar="MODALITY=FORM", help="As image=1280x720, or a file.")
+]
+
+_READERS: Mapping[str, Any] = {
+    ".png": read_image_file,
+    ".jpg": read_image_file,
+    ".jpeg": read_image_file,
+    ".webp": read_image_file,
+    ".gif": read_image_file,
+    ".wav": read_audio_file,
+    ".flac": read_audio_file,
+}
+
+
+def outline(
+    spec: Spec,
+    config: Config,
+    prompt: Prompt = None,
+    item: Items = None,
+    trust_remote_code: Trust = False,
+) -> None:
+    """Show what follows of a request from the sizes of its items: ids, ranges, rows and hashes.
+
+    An item is sizes, JSON or a file. A hash is that of a server whose --model is the text of
+    --config; of sizes alone there is none.
+    """
+    declared: ModelSpec = import_named(spec, ModelSpec)
+    info = open_checkpoint(declared, config, trust_remote_code=trust_remote_code)
+    plan: Plan = info.plan
+    data: dict[str, list[Any]] = {}
+    for form in item or []:
+        name, value = _parse_facts(form, plan)
+        data.setdefault(name, []).append(value)
+    ids = parse_prompt(plan, prompt) if prompt is not None else None
+    if ids is None:
+        ids = plan.shortest_prompt(plan.parse_facts(data))
+    _print_outline(plan.outline(ids, data, hasher=_make_hasher(info)))
+
+
+def _make_hasher(info: Any) -> Any:
+    """Return the hasher of the installed vLLM."""
+    from ..vllm_api.compat import get_hasher_algorithm
+    from ..vllm_api.hashes import VllmItemHasher
+
+    return VllmItemHasher(get_hasher_algorithm(info.ctx.get_mm_config()), info.model_id)
+
+
+def _parse_facts(form: str, plan: Plan) -> tuple[str, Any]:
+    """Return the modality, and the facts or the item, that ``modality=FORM`` means.
+
+    FORM is sizes, the file of an image or of audio, or what `parse_item` takes.
+    """
+    name, _, text = form.partition("=")
+    if name not in plan.modalities:
+        return parse_item(form, plan)  # refuses the name
+    kind = plan.modalities[name].item
+    if re.fullmatch(r"\d+(x\d+)*", text):
+        return name, _make_facts(kind, [int(size) for size in text.split("x")], form)
+    path = Path(text)
+    suffix = path.suffix.lower()
+    if suffix not in _READERS:
+        return parse_item(form, plan)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        expected = f"a {suffix} file that can be read"
+        raise MmkitError(f"--item {form}", expected, describe_error(error)) from error
+    return name, _READERS[suffix](data, f"--item {form}")
+
+
+def _make_facts(kind: ItemType, sizes: Sequence[int], form: str) -> Facts:
+    """Return the facts of an item of some sizes."""
+    facts_class: Any = kind.facts_class
+    if kind.parts or facts_class is None or len(sizes) != kind.num_sizes:
+        expected = kind.size_hint
+        if not kind.parts:
+            expected = f"{kind.size_hint}, {kind.num_sizes} size(s)"
+        raise MmkitError(f"--item {form}", expected, str(len(sizes)))
+    if facts_class is TensorFacts:
+        return TensorFacts(shape=tuple(sizes))
+    facts: Facts = facts_class(**dict(zip(facts_class.size_names, sizes, strict=True)))
+    return facts
+
+
+def _print_outline(outlined: Outline) -> None:
+    console = Console(highlight=False)
+    num_tokens = count_noun(len(outlined.prompt_token_ids), "token")
+    console.print(Text.assemble(("becomes", "bold"), f"  {num_tokens}"))
+    for placement in outlined.placements:
+        name, index = placement.modality, placement.index
+        place = f"prompt[{placement.start}:{placement.end}]"
+        rows = count_noun(outlined.rows[name][index], "row")
+        key = outlined.hashes[name][index] or "unknown"
+        line = f"  {name}[{index}]  {place}, {rows}  hash {key}"
+        console.print(Text(line), soft_wrap=True)
+    for name, fields in outlined.uncomputed_fields.items():
+        if fields:
+            line = f"  not computed of {name}: {', '.join(fields)}"
+            console.print(Text(line), soft_wrap=True)
