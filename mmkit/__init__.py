@@ -13,64 +13,44 @@
 ... )
 """
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
-from .errors import InputError as InputError
-from .errors import MmkitError as MmkitError
-from .errors import SpecError as SpecError
-from .language.expr import Scope as Scope
-from .language.expr import ceil_div as ceil_div
-from .language.expr import cfg as cfg
-from .language.expr import fields as fields
-from .language.expr import item as item
-from .language.expr import kwargs as kwargs
-from .language.expr import later as later
-from .language.expr import maximum as maximum
-from .language.expr import minimum as minimum
-from .language.expr import proc as proc
-from .language.expr import tok as tok
-from .language.expr import where as where
-from .language.field import batched as batched
-from .language.field import constant as constant
-from .language.field import derived as derived
-from .language.field import flat as flat
-from .language.field import hf as hf
-from .language.items import between as between
-from .language.items.media import Audio as Audio
-from .language.items.media import Image as Image
-from .language.items.media import Video as Video
-from .language.items.record import Record as Record
-from .language.items.tensor import Tensor as Tensor
-from .language.items.tensor import Text as Text
-from .language.layout import already_expanded as already_expanded
-from .language.layout import any_id as any_id
-from .language.layout import each as each
-from .language.layout import embed as embed
-from .language.layout import ending_with as ending_with
-from .language.layout import insert as insert
-from .language.layout import literal as literal
-from .language.layout import replace as replace
-from .language.layout import select as select
-from .language.modality import Modality as Modality
-from .language.policy import Policy as Policy
-from .language.policy import concat as concat
-from .language.spec import Output as Output
-from .model_spec import ModelSpec as ModelSpec
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .model.mixin import MultiModalModel as MultiModalModel
     from .model.serving import serve_transformers as serve_transformers
+    from .public import *  # noqa: F403
 
 __version__ = "0.2.0"
 
+_IMPORTING_VLLM = {
+    "MultiModalModel": ".model.mixin",
+    "serve_transformers": ".model.serving",
+}
+"""Public names whose modules import vLLM, so that only who asks for them imports it."""
+
 
 def __getattr__(name: str) -> Any:
-    if name == "MultiModalModel":  # imports vLLM, so only when asked for
-        from .model.mixin import MultiModalModel
+    """Return a public name: `import mmkit` alone imports neither PyTorch nor vLLM."""
+    if name == "__all__":
+        return _list_public_names()
+    if name in _IMPORTING_VLLM:
+        value = getattr(import_module(_IMPORTING_VLLM[name], __name__), name)
+    elif name in _list_public_names():
+        value = getattr(import_module(".public", __name__), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value  # so that Python finds it without this function from now on
+    return value
 
-        return MultiModalModel
-    if name == "serve_transformers":
-        from .model.serving import serve_transformers
 
-        return serve_transformers
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    """List the names of this module and the public ones that need no vLLM."""
+    return sorted({*globals(), *_list_public_names()})
+
+
+def _list_public_names() -> list[str]:
+    public = import_module(".public", __name__)
+    return [name for name in vars(public) if not name.startswith("_")]

@@ -21,9 +21,11 @@ from ..importing import import_named
 from ..model_spec import ModelSpec
 from .common import Config, Spec, Trust, count_noun, find_checkpoint, open_checkpoint, require_vllm
 
-Examples = Annotated[int | None, Option(min=1, help="Hypothesis examples per law.")]
-Samples = Annotated[str | None, Option(metavar="FUNCTION", help="Gives strategies for items.")]
-Violations = Annotated[Path | None, Option(metavar="FILE", help="Known ones, as TOML.")]
+Examples = Annotated[int | None, Option(min=1, help="Draw this many examples for each law.")]
+SAMPLES_HELP = "Draw items from the strategies that this function, module:function, returns."
+Samples = Annotated[str | None, Option(metavar="FUNCTION", help=SAMPLES_HELP)]
+VIOLATIONS_HELP = "Accept the violations that this TOML file lists."
+Violations = Annotated[Path | None, Option(metavar="FILE", help=VIOLATIONS_HELP)]
 
 
 def check(
@@ -37,7 +39,11 @@ def check(
 ) -> None:
     """Bind a spec to a checkpoint and check the laws that need no engine, each as a test.
 
-    The spec may be `registered`: what vLLM has. Further options are pytest's: -k cache, -n 4, --lf.
+    SPEC may be `registered`, for the processor that vLLM has.
+
+    Options that are not listed here go to pytest: -k cache, -n 4, --lf.
+
+    Example: mmkit check pulse.spec:PULSE --config checkpoint -k cache
     """
     path = find_checkpoint(config)
     if spec != "registered":

@@ -34,12 +34,13 @@ from .common import (
 if TYPE_CHECKING:
     from ..testing.compare import Comparison, Given
 
-Class = Annotated[str, Option("--class", help="A model class, as package.module:Class.")]
-Requests = Annotated[Path | None, Option(metavar="FILE", help="Further ones, JSON, one per line.")]
-Drawn = Annotated[int, Option(min=0, help="Drawn requests, each as ids and text.")]
-Known = Annotated[
-    list[str] | None, Option("--known", metavar="REGEX", help="Pass over what says this.")
-]
+Class = Annotated[str, Option("--class", help="The model class, as package.module:Class.")]
+REQUESTS_HELP = "Compare the requests of this file, too: JSON, one request a line."
+Requests = Annotated[Path | None, Option(metavar="FILE", help=REQUESTS_HELP)]
+DRAWN_HELP = "Draw this many requests, each as ids and as text."
+Drawn = Annotated[int, Option(min=0, help=DRAWN_HELP)]
+KNOWN_HELP = "Ignore differences whose sentence matches REGEX. Repeatable."
+Known = Annotated[list[str] | None, Option("--known", metavar="REGEX", help=KNOWN_HELP)]
 
 
 def compare(
@@ -51,7 +52,10 @@ def compare(
     known_differences: Known = None,
     trust_remote_code: Trust = False,
 ) -> None:
-    """Compare a spec with the processor of a model class. Exit status 1 if they differ."""
+    """Compare a spec with the processor of a model class. Exit status 1 if they differ.
+
+    Example: mmkit compare pulse.spec:PULSE --config checkpoint --class pulse.old:PulseForCausalLM
+    """
     from ..testing import compare as testing
     from ..testing.processors import find_factories
 

@@ -15,12 +15,19 @@ from typer import Argument, Exit
 from ..document import find_differences, to_document
 from .common import count_noun, load_spec
 
-First = Annotated[str, Argument(metavar="A", help="A spec or a document.", show_default=False)]
-Second = Annotated[str, Argument(metavar="B", help="Another one.", show_default=False)]
+First = Annotated[
+    str, Argument(metavar="A", help="A spec or the file of a document.", show_default=False)
+]
+Second = Annotated[
+    str, Argument(metavar="B", help="The spec or document to compare it with.", show_default=False)
+]
 
 
 def diff(first: First, second: Second) -> None:
-    """Compare two specs or documents of specs. Exit status 1 if they differ."""
+    """Compare two specs or documents of specs. Exit status 1 if they differ.
+
+    Example: mmkit diff pulse.spec:PULSE checkpoint/mmkit.json
+    """
     first_document = to_document(load_spec(first))
     second_document = to_document(load_spec(second))
     differences = find_differences(first_document, second_document)

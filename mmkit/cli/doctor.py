@@ -43,7 +43,10 @@ class Finding:
 
 
 def doctor(
-    spec: Annotated[str | None, Argument(metavar="[SPEC]", help="As package.module:SPEC.")] = None,
+    spec: Annotated[
+        str | None,
+        Argument(metavar="[SPEC]", help="A spec to look at as well, as package.module:SPEC."),
+    ] = None,
     config: Annotated[Path | None, FOLDER] = None,
     trust_remote_code: Trust = False,
 ) -> None:

@@ -42,7 +42,9 @@ _HEADER = """\
 """
 
 
-def eject(package: Annotated[str, Argument(help="Of yours, as my_package.")]) -> list[Path]:
+def eject(
+    package: Annotated[str, Argument(help="The package to copy it into, for example my_package.")],
+) -> list[Path]:
     """Copy mmkit into a package, so that it needs no mmkit."""
     # it returns the modules whose imports were rewritten, and the folder of the copy
     find_in_working_directory()

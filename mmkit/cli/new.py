@@ -37,8 +37,10 @@ KINDS = ("series", "vectors", "image", "audio", "record")
 images, audio, and several arrays. Each has templates of its own beside the common ones."""
 
 HERE = Path(".")
-Kind = Annotated[str | None, Option(help=f"Of the items: {', '.join(KINDS)}. By default by name.")]
-Pretrained = Annotated[Path | None, Option(metavar="DIR", help="A language model; else a Llama.")]
+KIND_HELP = f"What an item is: {', '.join(KINDS)}. The name of the modality chooses by default."
+Kind = Annotated[str | None, Option(help=KIND_HELP)]
+PRETRAINED_HELP = "Folder of a pretrained language model. The default is a small random Llama."
+Pretrained = Annotated[Path | None, Option(metavar="DIR", help=PRETRAINED_HELP)]
 
 _FRESH = {
     "Language": "Llama",
@@ -52,9 +54,13 @@ _FRESH = {
 
 
 def new_command(
-    name: Annotated[str, Argument(help="Of the package, in lower case.")],
-    modality: Annotated[list[str], Option(help="What its model reads, as series or actions.")],
-    into: Annotated[Path, Option(metavar="DIR", help="Where the package's folder goes.")] = HERE,
+    name: Annotated[str, Argument(help="The name of the package, in lower case.")],
+    modality: Annotated[
+        list[str], Option(help="What its model reads, for example series or actions.")
+    ],
+    into: Annotated[
+        Path, Option(metavar="DIR", help="Folder in which the package's folder is made.")
+    ] = HERE,
     *,
     kind: Kind = None,
     language_model: Pretrained = None,
@@ -62,6 +68,8 @@ def new_command(
     """Write a package for a model with a modality of its own.
 
     It is trained, served, and passes its own tests as it is.
+
+    Example: mmkit new pulse --modality series
     """
     if len(modality) > 1:
         remedy = "Write the package for one of them, and add the others to its spec."
@@ -287,7 +295,10 @@ def _describe_language_model(folder: Path, package: Path) -> dict[str, str]:
     }
 
 
-def examples(into: Annotated[Path, Argument(metavar="DIR")] = HERE) -> None:
+EXAMPLES_HELP = "Folder in which the folder `examples` is made."
+
+
+def examples(into: Annotated[Path, Argument(metavar="DIR", help=EXAMPLES_HELP)] = HERE) -> None:
     """Copy the examples, with their checkpoints, into a folder `examples`."""
     folder = into / "examples"
     with _new_folder(folder):

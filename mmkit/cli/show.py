@@ -51,10 +51,11 @@ from .common import (
 )
 from .folding import fold_repetitions
 
-Prompt = Annotated[str | None, Option(help='A text, or token ids as "1,2,3".')]
-Items = Annotated[list[str] | None, Option(metavar="MODALITY=FORM", help="As image=640x480.")]
+Prompt = Annotated[str | None, Option(help='Show this prompt: a text, or token ids as "1,2,3".')]
+ITEM_HELP = "Add an item to the prompt, for example image=640x480 or series=zeros. Repeatable."
+Items = Annotated[list[str] | None, Option(metavar="MODALITY=FORM", help=ITEM_HELP)]
 Json = Annotated[bool, Option("--json", help="Print the spec as a document, and nothing else.")]
-Svg = Annotated[str | None, Option(metavar="FILE", help="Write a picture.")]
+Svg = Annotated[str | None, Option(metavar="FILE", help="Write what is shown to an SVG file.")]
 
 _COLOURS = ("blue", "magenta", "green", "cyan")
 _FONTS = re.compile(r"(?s)\s*@font-face \{.*?\}")
@@ -81,7 +82,9 @@ def show(
 ) -> None:
     """Show a spec, its values for a checkpoint, and what becomes of a prompt.
 
-    An item is zeros, sizes, JSON or a file.
+    The FORM of an item is zeros, sizes such as 37x1, JSON or a file.
+
+    Example: mmkit show pulse.spec:PULSE --config checkpoint --item series=9x1
     """
     declared = load_spec(spec, import_functions=trust_remote_code)
     if as_json:

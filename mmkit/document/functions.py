@@ -80,18 +80,13 @@ class FunctionStub:
 
 
 class FunctionStubs(dict[str, Callable[..., Any]]):
-    """Functions of any names, which cannot be called: to look at a document without its code.
-
-    It has those that were asked for.
-    """
+    """Functions of any names, which cannot be called: to look at a document without its code."""
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str)
 
     def __missing__(self, name: str) -> FunctionStub:
-        stub = FunctionStub(name)
-        self[name] = stub
-        return stub
+        return FunctionStub(name)
 
 
 class FunctionWriter:

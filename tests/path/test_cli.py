@@ -20,6 +20,7 @@ from transformers import Qwen2Config
 from typer.testing import CliRunner
 from vllm import ModelRegistry
 
+import mmkit
 from examples import series
 from examples.gallery.blip2 import BLIP2
 from examples.terra import CHECKPOINT
@@ -40,7 +41,7 @@ from mmkit import (
     testing,
 )
 from mmkit.cli import common, doctor
-from mmkit.cli.commands import app
+from mmkit.cli.commands import SUBCOMMANDS, app
 from mmkit.cli.show import describe_item
 from mmkit.errors import MmkitError, SpecError
 from mmkit.language.expr import ceil_div, item
@@ -355,6 +356,31 @@ def test_a_request_that_breaks_in_the_processor(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Plan, "preview", mock.Mock(side_effect=KeyError("pixels")))
     sentence = "terra.request: expected items that the processor takes, got KeyError: 'pixels'."
     assert invoke("show", TERRA, *ON_TERRA) == (2, "", sentence)
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_the_list_of_subcommands_has_the_first_sentences_of_their_help(name: str) -> None:
+    _, help_of_all, _ = invoke("--help")
+    _, help_of_subcommand, _ = invoke(name, "--help")
+    first_words = SUBCOMMANDS[name].summary.split()[:6]
+    assert " ".join(first_words) in " ".join(help_of_all.split())
+    assert " ".join(SUBCOMMANDS[name].summary.replace("`", "").split()) in " ".join(
+        help_of_subcommand.replace("`", "").split()
+    )
+
+
+def test_the_version_is_printed() -> None:
+    assert invoke("--version") == (0, f"mmkit {mmkit.__version__}", "")
+
+
+def test_help_and_version_import_no_torch() -> None:
+    code = (
+        "import sys, mmkit.cli.commands as c\n"
+        "c.app(['--help'], standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
 
 
 def test_the_command_line_imports_no_vllm_and_says_that_it_needs_typer() -> None:

@@ -15,7 +15,7 @@ from mmkit.language.layout import ItemTokens, nothing
 from mmkit.plan.placement import ItemLayout, ResolvedUpdate
 
 NAMES = {}
-for public_name, public in vars(mmkit).items():
+for public_name, public in vars(mmkit.public).items():
     if not public_name.startswith("_") and not ismodule(public):
         NAMES[public_name] = public
 # two functions of Python, and a layout that mmkit does not export

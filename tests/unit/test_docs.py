@@ -14,7 +14,7 @@ SOURCES = PAGES + [ROOT / "CHANGELOG.md"]
 TESTS = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
 REFERENCE = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
 PUBLIC_MODULES = [
-    "__init__",
+    "public",
     "document/__init__",
     "model/sampling",
     "serve/__init__",

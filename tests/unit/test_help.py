@@ -19,7 +19,7 @@ ROOTS = {
 }  # fmt: skip
 
 DECLARATIONS = []
-for public_name, public in vars(mmkit).items():
+for public_name, public in vars(mmkit.public).items():
     if callable(public) and not public_name.startswith("_") and public_name not in ROOTS:
         DECLARATIONS.append(public_name)
 
