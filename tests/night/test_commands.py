@@ -87,6 +87,10 @@ def check_commands_of_readme(folder: Path, tmp_path: Path) -> None:
     """Train, test and serve a package, and ask it in chat messages by the client of OpenAI."""
     environment = install_package(folder, tmp_path / "site")
     run_python("-m", "package.train", "checkpoint", cwd=folder, **environment)
+    (num_right,) = re.findall(
+        r"(\d+) of 100 right", run_python("-m", "package.score", "checkpoint", cwd=folder, **environment)
+    )
+    assert int(num_right) >= 90
 
     output = run_python("-m", "pytest", "-p", "no:cacheprovider", cwd=folder, **environment)
     assert re.search(r"\d+ passed", output)

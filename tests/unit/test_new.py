@@ -38,6 +38,7 @@ def test_every_weight_of_a_package_is_trained(kind: str, tmp_path: Path, monkeyp
     for name in weights:
         assert not torch.equal(weights[name], weights_before[name]), name
     assert json.loads((trained / "config.json").read_text())["architectures"] == [f"New{kind.title()}ForCausalLM"]
+    assert importlib.import_module(f"new_{kind}.score").score(untrained, count=1) == 0
 
 
 @pytest.mark.parametrize(
