@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ..errors import MmkitError
-from ..language.layout import ItemTokens, Replace, Target
-from .placement import ItemLayout, ResolvedUpdate
+from ..language.layout import Replace, Target
+from ..language.vocabulary import Vocabulary
 from .plan import Plan
+from .text_targets import restore_text_targets
 
 TEXTS_BEFORE = ("", "a", "a ", "a  ", "a\n", "a.", "a:", "(", "1", "<", "'", "漢", "USER: ", "\n")
 TEXTS_AFTER = (
@@ -83,67 +84,43 @@ def compare_pieces(plan: Plan, prompts: Sequence[str] = ()) -> PieceComparison |
     """
     if plan.vocabulary is None:
         return None
-    targets = _find_targets(plan)
+    targets = _find_targets(plan, plan.vocabulary)
     if not targets:
         return None
     num_prompts = 0
     differences: list[PieceDifference] = []
     for prompt in prompts or _make_prompts(list(targets)):
-        try:
-            whole = _cut_whole(plan, prompt, targets)
-        except MmkitError:  # a text in which mmkit does not find the targets is refused
-            continue
         num_prompts += 1
+        whole = _encode_whole(plan, plan.vocabulary, prompt, targets)
         pieces = _encode_pieces(plan, prompt, targets)
         if whole != pieces:
             differences.append(PieceDifference(prompt, whole, pieces))
-    if not num_prompts:
-        return None
     return PieceComparison(num_prompts, differences)
 
 
-def find_target_text(plan: Plan, target: Target) -> str:
-    """Return the text that a caller writes for a target; empty where it has none."""
-    vocabulary = plan.vocabulary
-    assert vocabulary is not None
-    if len(target) > 1:
-        return vocabulary.decode_target(target)
-    texts = vocabulary.find_texts(target)
-    return texts[0] if texts else ""
-
-
-class _TextTarget(NamedTuple):
-    """A target that a caller writes as a text.
-
-    Attributes:
-        modality: its modality.
-        layout: a layout of one placeholder in its place.
-    """
-
-    modality: str
-    layout: ItemLayout
-
-
-def _find_targets(plan: Plan) -> dict[str, _TextTarget]:
-    """Return the targets of a first item of each modality, by their texts."""
-    targets: dict[str, _TextTarget] = {}
+def _find_targets(plan: Plan, vocabulary: Vocabulary) -> dict[str, Target]:
+    """Return the target of a first item of each modality, by its text."""
+    targets: dict[str, Target] = {}
     for name, modality in plan.modalities.items():
-        update = modality.updates[0]
-        if not isinstance(update, Replace):
+        if not isinstance(modality.updates[0], Replace):
             continue
         smallest = modality.item.small() or modality.item.candidates()
         try:
             target = tuple(plan.spell({name: [smallest[0]]}))
         except MmkitError:  # a Hugging Face processor that was not loaded, or that refuses the item
             continue
-        text = find_target_text(plan, target)
-        if not text or text in targets:
-            continue
-        placeholder = min(token for token, names in plan.guard.owners.items() if name in names)
-        tokens = ItemTokens([placeholder], b"\1")
-        layout = ItemLayout(tokens, [ResolvedUpdate(update, target)])
-        targets[text] = _TextTarget(name, layout)
+        text = _write_target(target, vocabulary)
+        if text:
+            targets.setdefault(text, target)
     return targets
+
+
+def _write_target(target: Target, vocabulary: Vocabulary) -> str:
+    """Return the text that a caller writes for a target; empty where it has none."""
+    if len(target) > 1:
+        return vocabulary.decode_target(target)
+    texts = vocabulary.find_texts(target)
+    return texts[0] if texts else ""
 
 
 def _make_prompts(texts: Sequence[str]) -> Iterator[str]:
@@ -157,35 +134,25 @@ def _make_prompts(texts: Sequence[str]) -> Iterator[str]:
                 yield "a " + text + between + other + " a"
 
 
-def _cut_whole(plan: Plan, prompt: str, targets: Mapping[str, _TextTarget]) -> list[int]:
-    """Return the ids of a prompt that is tokenized as a whole."""
-    layouts: dict[str, list[ItemLayout]] = {}
-    for match in _find_texts(prompt, targets):
-        target = targets[match[0]]
-        layouts.setdefault(target.modality, []).append(target.layout)
-    placed = plan.place(plan.encode(prompt, add_special_tokens=False), layouts)
-    ids: list[int] = []
-    end = 0
-    for placement in placed.placements:
-        ids += placed.token_ids[end : placement.start]
-        ids += layouts[placement.modality][placement.index].caller_ids[0]
-        end = placement.end
-    return ids + placed.token_ids[end:]
+def _encode_whole(
+    plan: Plan, vocabulary: Vocabulary, prompt: str, targets: Mapping[str, Target]
+) -> list[int]:
+    """Return the ids of a prompt that is tokenized as a whole, as items are placed in it."""
+    ids = plan.encode(prompt, add_special_tokens=False)
+    text_targets = [target for target in targets.values() if len(target) > 1]
+    if text_targets:
+        ids = restore_text_targets(ids, text_targets, vocabulary)
+    return ids
 
 
-def _encode_pieces(plan: Plan, prompt: str, targets: Mapping[str, _TextTarget]) -> list[int]:
+def _encode_pieces(plan: Plan, prompt: str, targets: Mapping[str, Target]) -> list[int]:
     """Return the ids of a prompt of which each piece of text is tokenized by itself."""
+    texts = sorted(targets, key=len, reverse=True)  # of two at one place, the longer
+    pattern = "|".join([re.escape(text) for text in texts])
     ids: list[int] = []
     end = 0
-    for match in _find_texts(prompt, targets):
+    for match in re.finditer(pattern, prompt):
         ids += plan.encode(prompt[end : match.start()], add_special_tokens=False)
-        ids += targets[match[0]].layout.caller_ids[0]
+        ids += targets[match[0]]
         end = match.end()
     return ids + plan.encode(prompt[end:], add_special_tokens=False)
-
-
-def _find_texts(prompt: str, targets: Mapping[str, _TextTarget]) -> Iterator[re.Match[str]]:
-    """Yield where targets stand in a prompt; of two at one place, the longer."""
-    texts = sorted(targets, key=len, reverse=True)
-    pattern = "|".join([re.escape(text) for text in texts])
-    return re.finditer(pattern, prompt)

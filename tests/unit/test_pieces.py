@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import LlamaConfig, LlamaTokenizer, PreTrainedTokenizerFast
 from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 
-from mmkit import Modality, ModelSpec, Tensor, already_expanded, batched, insert, replace, tok
+from mmkit import Modality, ModelSpec, Tensor, already_expanded, batched, insert, literal, replace, tok
 from mmkit.cli.common import describe_pieces
 from mmkit.plan.pieces import compare_pieces
 from mmkit.plan.plan import Plan
@@ -162,3 +162,10 @@ def test_the_remedies_of_the_reference_give_the_ids_of_pieces(tmp_path: Path) ->
     assert describe_pieces(without_token).startswith("Text before and after an item has other ids")
     with_token = make_plan(make_tokenizer("legacy", tmp_path))
     assert describe_pieces(with_token).startswith("Text before and after an item has the same ids")
+
+
+def test_an_item_that_becomes_ids_only_has_a_target_as_well(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer("not_legacy", tmp_path)
+    beat = Modality("beat", item=Tensor((2,)), layout=literal(tok["<s>"]) * 2, update=replace(tok[MARKER]))
+    plan = ModelSpec("beats", beat).bind(LlamaConfig(vocab_size=len(tokenizer)), tokenizer)
+    assert "'<graph>a' is <graph> a here, and <graph> ␣a apart." in describe_pieces(plan)
