@@ -37,7 +37,8 @@ class ModelSpec(Declaration, init=False):
         merges: a character whose runs are tokens, for example a line break. In a prompt with items,
             each run of it becomes the tokens that the tokenizer makes of it, also where it reaches
             across the edge of a layout, as in a text that is tokenized as a whole.
-        outputs: the model's outputs other than text.
+        outputs: the model's outputs other than text; or a function of a `Scope` that returns them,
+            where the config says which there are.
         policy: how a robot drives the model; None for one that no robot drives.
     """
 

@@ -199,8 +199,14 @@ def _show_spec(
     for modality in spec.modalities:
         bound = plan.modalities.get(modality.name) if plan else None
         rows_by_name[modality.name] = _list_modality(modality, bound)
-    for output in spec.outputs:
-        rows_by_name[output.name] = _list_output(output, plan)
+    if plan is not None:
+        for name, output in plan.outputs.items():
+            rows_by_name[name] = _list_output(output.spec, plan)
+    elif callable(spec.outputs):
+        rows_by_name["outputs"] = [_Row("function", write_source(spec.outputs))]
+    else:
+        for declared in spec.outputs:
+            rows_by_name[declared.name] = _list_output(declared, plan)
     parts: list[RenderableType] = []
     for name, rows in rows_by_name.items():
         colour = colours.get(name, "")

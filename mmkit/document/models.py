@@ -324,6 +324,21 @@ class PolicyModel(PartModel):
     metadata: ValueMap = {}
 
 
+def _choose_outputs(value: Any) -> str | None:
+    """Return how the outputs are written: as a list, or as the function that makes them."""
+    if isinstance(value, list):
+        return "list"
+    if isinstance(value, dict):
+        return "function"
+    return None
+
+
+AnyOutputs = Annotated[
+    Annotated[list[OutputModel], Field(max_length=MAX_PARTS), Tag("list")]
+    | Annotated[FunctionModel, Tag("function")],
+    Discriminator(_choose_outputs),
+]
+
 Rewrite = Annotated[
     Annotated[LayoutSource, Tag("source")] | Annotated[EndingWithModel, Tag("part")],
     Discriminator(_choose_kind),
@@ -342,7 +357,7 @@ class SpecModel(PartModel):
         dict[Name, bool | int | float | str | None], Field(max_length=MAX_PARTS)
     ] = {}
     merges: Annotated[str, Field(min_length=1, max_length=1)] | None = None
-    outputs: Annotated[list[OutputModel], Field(max_length=MAX_PARTS)] = []
+    outputs: AnyOutputs = []
     policy: PolicyModel | None = None
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from ..errors import convert_errors
 from .expr import Count, Scope, Value, as_expression, is_operation
 from .field import HF
 from .items.tensor import Tensor
@@ -24,6 +25,9 @@ Rewrite: TypeAlias = "EndingWith | Callable[[Scope], Any]"
 """How a spec rewrites a caller's prompt."""
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+MakeOutputs: TypeAlias = "Callable[[Scope], Iterable[Output]]"
+"""A function from a `Scope` with `cfg` and `tok` to the outputs of a checkpoint."""
 
 EXTRA_ARG = "mmkit_output"
 """The key of `SamplingParams.extra_args` for the name of the output that a request asks for."""
@@ -130,7 +134,7 @@ class Declaration(NamedPart, init=False):
     decoder_prompt: EndingWith | Layout | None = None
     tokenization_kwargs: Mapping[str, Any] = field(default_factory=dict)
     merges: str | None = None
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[Output, ...] | MakeOutputs = ()
     policy: Policy | None = None
 
     declaring_module: ClassVar[str] = "__main__"
@@ -144,7 +148,7 @@ class Declaration(NamedPart, init=False):
         decoder_prompt: Rewrite | LayoutLike | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         merges: str | None = None,
-        outputs: Sequence[Output] = (),
+        outputs: Sequence[Output] | MakeOutputs = (),
         policy: Policy | None = None,
     ) -> None:
         """Declare a model.
@@ -160,11 +164,25 @@ class Declaration(NamedPart, init=False):
             decoder_prompt=_convert_rewrite(decoder_prompt),
             tokenization_kwargs=dict(tokenization_kwargs or {}),
             merges=merges,
-            outputs=tuple(outputs),
+            outputs=outputs if callable(outputs) else tuple(outputs),
             policy=policy,
             declaring_module=find_calling_module(),
         )
         self._check(f"spec {name!r}")
+
+    def list_outputs(self, scope: Scope) -> tuple[Output, ...]:
+        """Return the outputs for a config and a tokenizer.
+
+        Raises:
+            SpecError: the function of the spec fails, or returns something else.
+        """
+        if not callable(self.outputs):
+            return self.outputs
+        where = f"{self.name}.outputs"
+        with convert_errors(where, "the outputs for this config"):
+            outputs = tuple(self.outputs(scope))
+        _check_outputs(outputs, where)
+        return outputs
 
     @property
     def is_raw(self) -> bool:
@@ -209,8 +227,8 @@ class Declaration(NamedPart, init=False):
     def _check(self, where: str) -> None:
         self._check_modalities(where)
         check_name(self.name, where)
-        for output in self.outputs:
-            require(isinstance(output, Output), f"{where}, outputs", "outputs", repr(output))
+        if not callable(self.outputs):
+            _check_outputs(self.outputs, where)
         is_character = isinstance(self.merges, str) and len(self.merges) == 1
         may_merge = self.merges is None or is_character
         require(may_merge, f"{where}, merges", "one character", repr(self.merges))
@@ -233,7 +251,10 @@ class Declaration(NamedPart, init=False):
     def _check_raw(self, where: str) -> None:
         """Refuse anything beside a modality without positions."""
         names = [modality.name for modality in self.modalities]
-        names += [output.name for output in self.outputs]
+        if callable(self.outputs):
+            names.append("outputs")
+        else:
+            names += [output.name for output in self.outputs]
         if self.prompt is not None:
             names.append("prompt")
         if self.decoder_prompt is not None:
@@ -266,7 +287,7 @@ class Declaration(NamedPart, init=False):
                 require(not unknown, where_inputs, expected, repr(unknown))
 
     def _check_unique_names(self, where: str) -> None:
-        """Refuse two modalities, fields or outputs of one name.
+        """Refuse two modalities or fields of one name.
 
         The model receives fields by name, so a name must tell the modality.
         """
@@ -278,18 +299,14 @@ class Declaration(NamedPart, init=False):
                 fields.append(f"{modality.name}_embeds")
         _check_unique("modality", [modality.name for modality in self.modalities], where)
         _check_unique("field", fields, where)
-        _check_unique("output", [output.name for output in self.outputs], where)
 
     def _check_policy(self, where: str) -> None:
         """Refuse a policy of outputs or modalities that the spec does not have."""
         if self.policy is None:
             return
         require(isinstance(self.policy, Policy), where, "a Policy", repr(self.policy))
-        outputs = [output.name for output in self.outputs]
-        expected = f"an output among {outputs}"
-        require(
-            self.policy.output in outputs, f"{where}, output", expected, repr(self.policy.output)
-        )
+        if not callable(self.outputs):  # those of a function are known when the spec is bound
+            check_output_of_policy(self.policy, [output.name for output in self.outputs], where)
         names = [modality.name for modality in self.modalities]
         for name, items in self.policy.items.items():
             place = f"{where}, items"
@@ -337,6 +354,23 @@ def _convert_rewrite(rewrite: Any) -> EndingWith | Layout | None:
     if rewrite is None or isinstance(rewrite, EndingWith):
         return rewrite
     return as_layout(rewrite)
+
+
+def check_output_of_policy(policy: Policy, names: Sequence[str], where: str) -> None:
+    """Refuse a policy of an output that the spec does not have.
+
+    Raises:
+        SpecError: its output is none of these.
+    """
+    expected = f"an output among {list(names)}"
+    require(policy.output in names, f"{where}, output", expected, repr(policy.output))
+
+
+def _check_outputs(outputs: Sequence[Any], where: str) -> None:
+    """Refuse what is no output, and two outputs of one name."""
+    for output in outputs:
+        require(isinstance(output, Output), f"{where}, outputs", "outputs", repr(output))
+    _check_unique("output", [output.name for output in outputs], where)
 
 
 def _check_unique(kind: str, names: Iterable[str], where: str) -> None:

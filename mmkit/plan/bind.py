@@ -95,7 +95,7 @@ def bind(
         )
     outputs: dict[str, BoundOutput] = {}
     scope = Scope(cfg=config, tok=vocabulary)
-    for output in spec.outputs:
+    for output in spec.list_outputs(scope):
         outputs[output.name] = BoundOutput(
             output, spec.name, scope, environment.vocab_size, guard.ids
         )

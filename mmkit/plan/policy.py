@@ -14,7 +14,7 @@ from ..language.items import ItemType
 from ..language.items.base import describe_array
 from ..language.items.values import describe
 from ..language.policy import INSTRUCTION, PROMPT_KEY, Policy
-from ..language.spec import Array
+from ..language.spec import Array, check_output_of_policy
 from .modality import BoundModality
 from .output import BoundOutput
 
@@ -232,6 +232,7 @@ def bind_policy(
     if spec is None:
         return None
     with locate_errors(model):
+        check_output_of_policy(spec, list(outputs), "policy")
         return BoundPolicy(spec.bind(scope), model, modalities, outputs)
 
 

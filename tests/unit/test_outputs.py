@@ -13,7 +13,21 @@ from examples.terra import CHECKPOINT
 from examples.terra.configuration import LlamaActionConfig
 from examples.terra.spec import TERRA
 from examples.terra.worlds import TownWorld
-from mmkit import InputError, ModelSpec, Output, SpecError, any_id, cfg, embed, item, kwargs, literal, tok
+from mmkit import (
+    InputError,
+    ModelSpec,
+    Output,
+    Policy,
+    SpecError,
+    Tensor,
+    any_id,
+    cfg,
+    embed,
+    item,
+    kwargs,
+    literal,
+    tok,
+)
 from mmkit.language.expr import Scope
 from mmkit.language.vocabulary import Vocabulary
 from mmkit.plan.output import AnswerPart, AnswerReader, BoundOutput
@@ -324,7 +338,7 @@ def test_a_layout_that_no_output_can_have(sentence, layout):
 
 
 def test_the_layout_of_items_has_no_any_id():
-    spec = ModelSpec("robot", make_modality(layout=any_id(1, 2) * 2))
+    spec = ModelSpec("robot", make_modality(layout=embed(120) + any_id(1, 2)))
     sentence = (
         "robot.m, layout: any_id(1, 2): expected ids and embed(), got any_id(). It belongs into the layout of an "
         "Output."
@@ -353,6 +367,49 @@ def test_an_output_needs_a_function():
 def test_outputs_have_different_names():
     with refuses(SpecError, "spec 'robot': expected one output named 'map', got several."):
         make_spec(declare_output(), declare_output())
+
+
+# -- outputs that the config names -------------------------------------------------------------------------------------
+
+
+def make_outputs(scope):
+    return [declare_output(name, any_id(10, scope.cfg.pad) * 6 + tok["<image>"]) for name in scope.cfg.robots]
+
+
+def bind_outputs(outputs, **config):
+    spec = ModelSpec("robot", make_modality(layout=embed(120)), outputs=outputs)
+    return spec.bind(SimpleNamespace(**vars(CONFIG), **config), Tokenizer()).outputs
+
+
+def test_a_function_makes_the_outputs_of_a_config():
+    assert list(bind_outputs(make_outputs, robots=["arm", "rover"])) == ["arm", "rover"]
+    outputs = bind_outputs(make_outputs, robots=["arm"])
+    assert outputs["arm"].where == "robot.outputs.arm"
+    assert outputs["arm"].num_tokens == 7
+    spec = ModelSpec("robot", make_modality(layout=embed(120)), outputs=make_outputs)
+    assert repr(spec).endswith(", outputs=make_outputs)")
+    assert spec.model_copy(update={"name": "robot"}) == spec
+
+
+def test_a_policy_of_an_output_that_the_config_lacks():
+    modality = make_modality(name="state", item=Tensor((2,)), layout=embed(120))
+    policy = Policy("rover", items={"state": "state"})
+    spec = ModelSpec("robot", modality, outputs=make_outputs, policy=policy)
+    with refuses(SpecError, "robot.policy, output: expected an output among ['arm'], got 'rover'."):
+        spec.bind(SimpleNamespace(**vars(CONFIG), robots=["arm"]), Tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("sentence", "outputs"),
+    [
+        ("robot.outputs: expected the outputs for this config, got AttributeError: …", lambda scope: scope.cfg.missing),
+        ("robot.outputs, outputs: expected outputs, got 'map'.", lambda scope: ["map"]),
+        ("robot.outputs: expected one output named 'map', got several.", lambda scope: [declare_output()] * 2),
+    ],
+)
+def test_functions_that_make_no_outputs(sentence, outputs):
+    with refuses(SpecError, sentence):
+        bind_outputs(outputs)
 
 
 # -- outputs in a text -------------------------------------------------------------------------------------------------
