@@ -231,8 +231,8 @@ def bind_policy(
     """
     if spec is None:
         return None
+    check_output_of_policy(spec, list(outputs), f"{model}.policy")
     with locate_errors(model):
-        check_output_of_policy(spec, list(outputs), "policy")
         return BoundPolicy(spec.bind(scope), model, modalities, outputs)
 
 
