@@ -446,6 +446,22 @@ def test_indices_of_an_earlier_part(least, more):
         kind.canonical({"atoms": [least - 1], "bonds": [[0, 0]]}, PLACE)
 
 
+@given(st.integers(-3, 0), st.integers(0, 4))
+def test_an_index_that_stands_for_none(least, most):
+    """A node of a template has the id -1 where the graph has none."""
+    kind = Record(nodes=Tensor((3,), "int64", bound=between(least, most)), text=Text(3)).bind(CONFIG)
+    tensors = [record["nodes"] for record in kind.candidates() + kind.small()]
+    assert {0} == {value for tensor in tensors for value in tensor.tolist()}
+    for value in (least, most):
+        assert kind.canonical({"nodes": [value] * 3, "text": "a"}, PLACE)["nodes"].tolist() == [value] * 3
+    for value in (least - 1, most + 1):
+        with pytest.raises(InputError, match=rf"nodes: expected int64 values from {least} to {most}, got {value} at"):
+            kind.canonical({"nodes": [0, value, 0], "text": "a"}, PLACE)
+    drawn = kind.random((3, 1), np.random.default_rng(0))["nodes"]
+    assert least <= int(drawn.min()) <= int(drawn.max()) <= most
+    assert kind.schema()["parts"]["nodes"]["values"] == [least, most]
+
+
 def lists_and_objects(values):
     return st.lists(values, max_size=4) | st.dictionaries(st.text(max_size=2), values, max_size=2)
 
@@ -492,7 +508,7 @@ FILM_WITH_METADATA = dict(FILM, metadata=META)
 CELL_FACTS = dict(
     ids=SimpleNamespace(shape=(2,), length=2),
     values=SimpleNamespace(shape=(2, 2), length=2),
-    name=SimpleNamespace(length=2),
+    name=SimpleNamespace(length=2, text="ab"),
 )
 NO_BONDS = dict(bonds=SimpleNamespace(shape=(0, 2), length=0))
 PICTURES_WITHOUT_PIL = [
@@ -529,7 +545,8 @@ LISTS_OF_NO_BONDS = [
         (SCALAR, 2, NUMBER, [[3.0, 3], np.zeros(2), list(torch.zeros(2))]),
         (BONDS, 1, NO_BONDS, LISTS_OF_NO_BONDS),
         (CELL, 2, CELL_FACTS, [[ONE_CELL, ONE_CELL]]),
-        (WORD, 2, dict(length=2), [["ab", "cd"], ["\U0001f600b"] * 2]),
+        (WORD, 2, dict(length=2, text="ab"), [["ab", "ab"]]),
+        (WORD, 2, dict(length=2, text="\U0001f600b"), [["\U0001f600b"] * 2]),
         (bind_tensor(shape=(2,)), 1, PAIR, [list(np.ones(2, "f4")), list(np.ones(2, "f2")), [0, 1]]),
         (IMAGE, 1, SIZE, PICTURES_WITHOUT_PIL),
         (IMAGE, 2, SIZE, [[PICTURE, PICTURE], np.stack([PIXELS] * 2), torch.zeros(2, 3, 4, 5)]),

@@ -11,7 +11,7 @@ from ..node import Converted, Part, parameter
 
 
 class Between(Part):
-    """A size that varies; see `between`."""
+    """A size that varies, or a range of values; see `between`."""
 
     least: Converted[Count, Any] = parameter(as_expression)
     most: Converted[Count, Any] = parameter(as_expression)
@@ -32,17 +32,18 @@ Sizes: TypeAlias = "tuple[Any, ...] | list[tuple[Any, ...]] | Expr | Callable[[S
 def between(
     least: Expr | int | Callable[[Scope], Any], most: Expr | int | Callable[[Scope], Any]
 ) -> Between:
-    """Declare a size that varies from `least` to `most`, both included.
+    """Declare a size, or a value, that varies from `least` to `most`, both included.
 
-    Each is a whole number >= 0, or an expression over `cfg`.
+    Each is a whole number, or an expression over `cfg`. A size is at least 0. The range of values
+    may begin below: ``between(-1, 9)`` for indices of which -1 stands for none.
 
     Raises:
-        SpecError: numbers that are no sizes, or in another order.
+        SpecError: numbers that are not whole, or in another order.
     """
-    size = Between(least, most)
+    interval = Between(least, most)
     if all(is_number(end) for end in (least, most)):
-        check_size(size, "between()")
-    return size
+        check_range(interval, "between()")
+    return interval
 
 
 def is_number(value: Any) -> bool:
@@ -61,6 +62,13 @@ def check_size(size: Any, where: str) -> None:
     least, most = get_ends(size)
     if not _is_whole(least, 0) or not _is_whole(most, 0) or least > most:
         raise SpecError(where, "whole numbers >= 0, in order", str(size))
+
+
+def check_range(interval: Between, where: str) -> None:
+    """Refuse a value of a bound part that is no range of whole numbers."""
+    ends = get_ends(interval)
+    if not all(isinstance(end, int) and is_number(end) for end in ends) or ends[0] > ends[1]:
+        raise SpecError(where, "whole numbers, in order", str(interval))
 
 
 def convert_shapes(value: Any, width: int, where: str) -> tuple[tuple[int, ...], ...]:

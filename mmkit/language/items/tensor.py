@@ -24,6 +24,7 @@ from .size import (
     Size,
     Sizes,
     check_positive,
+    check_range,
     check_size,
     convert_shapes,
     fits,
@@ -91,8 +92,9 @@ class Tensor(ItemType):
         bound: largest magnitude, rounded to `dtype` like the values; NaN and infinities are
             refused. None, the default, is the largest float16, a value that every model dtype can
             hold; for an integer `dtype` it is the range of that dtype. For indices,
-            `between(least, most)` states the range of an integer `dtype`, both ends >= 0; in a
-            `Record` the ends may read a part before: ``between(0, item.atoms.length - 1)``.
+            `between(least, most)` states the range of an integer `dtype`; in a `Record` the ends
+            may read a part before: ``between(0, item.atoms.length - 1)``. ``between(-1, most)``
+            lets -1 stand for none, and refuses -2.
         largest: shape of the item with the most encoder rows, or a list of shapes that contains it,
             where that is not the item with every size at its most.
 
@@ -145,8 +147,9 @@ class Tensor(ItemType):
             if dtype not in _INTEGERS:
                 remedy = "State the largest magnitude."
                 raise SpecError(where, "a number", f"{bound} of {self.dtype}", remedy)
-            check_size(bound, where)
-            if bound.most > torch.iinfo(dtype).max:
+            check_range(bound, where)
+            limits = torch.iinfo(dtype)
+            if bound.least < limits.min or bound.most > limits.max:
                 raise SpecError(where, f"values that {self.dtype} holds", str(bound))
             return bound
         check_positive(bound, where)
@@ -285,7 +288,10 @@ class Tensor(ItemType):
         return tuple(value.shape)
 
     def blank(self, *sizes: int) -> torch.Tensor:
-        value = self.bound.least if isinstance(self.bound, Between) else 0
+        value = 0
+        if isinstance(self.bound, Between):
+            # a value below 0 may stand for none, of which an encoder makes less
+            value = min(max(0, self.bound.least), self.bound.most)
         return torch.full(sizes, value, dtype=self.torch_dtype)
 
     def random(self, sizes: Sequence[int], generator: np.random.Generator) -> torch.Tensor:

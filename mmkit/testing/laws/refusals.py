@@ -156,7 +156,7 @@ def _find_wrong_tensors(kind: Any, value: Any) -> Iterator[_WrongTensor]:
     bound = getattr(kind, "bound", None)
     if bound is not None:
         _, most = get_ends(bound)
-        wrong_numbers["a value beyond the bound"] = 2 * most + 1
+        wrong_numbers["a value beyond the bound"] = 2 * abs(most) + 1
     if value.numel() == 0:
         return
     for description, number in wrong_numbers.items():
