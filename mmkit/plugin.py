@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from .errors import MmkitError, SpecError
@@ -55,6 +56,9 @@ def announce(module: str) -> None:
 _claimed: dict[str, str] = {}
 """The modules of vLLM's classes of models of transformers, by architecture."""
 
+_REPLACEABLE = ("vllm.", f"{__name__.rpartition('.')[0]}.testing.")
+"""Where a class may be replaced: vLLM's, and those that stand in for a model in tests."""
+
 
 def is_of_script(module: str) -> bool:
     """Return whether a module is a script, or is generated from a class of a script."""
@@ -81,10 +85,18 @@ def claim_architecture(name: str, module: str, registered: str | None) -> None:
     Raises:
         SpecError: another package has registered a class of the name.
     """
-    if registered is not None and not registered.startswith("vllm."):
+    if registered is not None and not registered.startswith(_REPLACEABLE):
         _refuse_second(name, registered, module)
     check_claim(name, module)
     _claimed[name] = module
+
+
+def find_claim(names: Iterable[str]) -> str | None:
+    """Return the module of the first of some architectures that a model of transformers has."""
+    for name in names:
+        if name in _claimed:
+            return _claimed[name]
+    return None
 
 
 def check_claim(name: str, module: str) -> None:

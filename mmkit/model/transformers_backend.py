@@ -41,6 +41,10 @@ before 0.18."""
 _MAPS_BY_INSTANCE = hasattr(TransformersForCausalLM, "_create_hf_to_vllm_mapper")
 """Whether vLLM makes the mapper of weight names with the model, as it does from 0.18."""
 
+_REFUSES_OTHER_ATTENTION = hasattr(TransformersForCausalLM, "_create_attention_instances")
+"""Whether vLLM refuses a layer that does not call the attention which it puts in, as it does from
+0.30."""
+
 
 def call_on_hf_model(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method of `TransformersModel` that calls a method of the class it serves."""
@@ -130,7 +134,8 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
         with convert_errors(f"{self._where}.__init__", expected):
             model = self.hf_class._from_config(config, dtype=dtype)
         decoder = _find_decoder(model)
-        if not getattr(decoder, "_supports_attention_backend", False):
+        is_replaceable = getattr(decoder, "_supports_attention_backend", False)
+        if not is_replaceable and not _REFUSES_OTHER_ATTENTION:
             got = f"{type(decoder).__name__} without _supports_attention_backend"
             raise SpecError(self._where, attention, got, remedy)
         self._check_tensors(model)

@@ -21,6 +21,7 @@ from .law import Case, KitError, Law, NotApplicable, NotDrawn, Status, Verdict, 
 from .laws import LAWS
 from .strategies import for_each
 from .subject import Subject, of_spec
+from .vllm_engine import open_both
 from .vllm_model import load_model
 
 # A law that says something about fewer than one in so many drawn requests says too little.
@@ -49,7 +50,8 @@ def check(
             needed.
         laws: names of laws, for example ``["ranges", "cache"]``; None for all.
         model: check the laws about the model class too. It is loaded with dummy weights, without an
-            engine.
+            engine. For a class that `mmkit.serve_transformers` registers, an engine in this process
+            runs the checkpoint's weights, if it has any.
         examples: Hypothesis examples per law; None for those of the current profile.
         options: for `of_spec`: `kwargs` and `samples` to draw from, `classes` to check in place of
             the generated ones, options of vLLM's ModelConfig; `trust_remote_code=True` runs code
@@ -212,6 +214,8 @@ def _list_model_contexts(law: Law, subject: Subject) -> list[Any]:
         return [nullcontext()]
     if subject.plan is not None and subject.plan.spec.is_raw:
         raise NotApplicable("the items take no positions: forward gets their fields, not rows")
+    if law.needs_engine:
+        return [open_both(subject)]
     config = subject.processor.info.ctx.model_config
     return [load_model(config, dtype=dtype) for dtype in law.dtypes]
 

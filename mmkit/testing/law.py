@@ -71,6 +71,8 @@ class Law:
         check: a function of a `Case` that raises `Violation`; its docstring says what holds.
         cost: requests per example; the number of examples is divided by it.
         needs_model: the check needs the model, loaded without an engine.
+        needs_engine: the check needs an engine with the checkpoint's weights, and the same model in
+            transformers, in place of the model alone.
         dtypes: the dtypes in which the model is loaded, one after the other.
     """
 
@@ -78,6 +80,7 @@ class Law:
     check: Callable[[Case], Any]
     cost: int = 1
     needs_model: bool = False
+    needs_engine: bool = False
     dtypes: tuple[str, ...] = ("float32",)
 
 
@@ -102,7 +105,8 @@ class Case:
         law: the law.
         subject: the processor under test.
         data: Hypothesis' ``data()``.
-        model: vLLM's model, for laws that need it.
+        model: vLLM's model, for laws that need it; for laws that need an engine, what
+            `mmkit.testing.vllm_engine.open_both` gives.
         request: the current request, which a violation shows.
         before: further lines that a violation shows.
     """

@@ -13,8 +13,10 @@ from ..errors import MmkitError
 from ..importing import import_named
 from ..model_spec import ModelSpec
 from .checks import check_in_test, find_law, list_marks
+from .law import Law
 from .laws import LAWS
 from .subject import Subject, of_registered, of_spec
+from .vllm_engine import has_both
 
 REGISTERED = "registered"
 """In place of a spec: the processor that vLLM, or a plugin, has for the checkpoint."""
@@ -33,12 +35,21 @@ class Laws(pytest.File):
         except MmkitError as error:
             raise self.CollectError(str(error)) from error
         for law in LAWS.values():
-            if law.needs_model and not get_option("--mmkit-load"):
+            if not self._is_wanted(law):
                 continue
             test = LawTest.from_parent(self, name=law.name)
             for mark in list_marks(law, expected):
                 test.add_marker(mark)
             yield test
+
+    def _is_wanted(self, law: Law) -> bool:
+        """Return whether a law is checked here: one about the model is only if it is asked for.
+
+        The law about the log probabilities of a class that vLLM runs as it is always is.
+        """
+        if law.needs_engine and has_both(self.subject):
+            return True
+        return not law.needs_model or bool(self.config.getoption("--mmkit-load"))
 
     def _open_subject(self) -> Subject:
         get_option = self.config.getoption

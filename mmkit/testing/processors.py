@@ -100,6 +100,7 @@ def load_config_for_spec(folder: str | Path, **options: Any) -> ModelConfig:
         folder: the checkpoint folder.
         options: options of vLLM's ModelConfig.
     """
+    load_general_plugins()  # before a class stands in for one of theirs
     architectures = read_architectures(folder)
     register_stand_in(architectures)
     config = load_model_config(folder, **options)

@@ -1,7 +1,11 @@
 """The time-series model as one class, with a `forward` that changes states and logits."""
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
+from examples.series import CHECKPOINT
 from examples.series.configuration import WavesConfig
 from examples.series.reference import WavesForCausalLM
 from mmkit import serve_transformers
@@ -28,3 +32,12 @@ class OneClassWavesForCausalLM(WavesForCausalLM):
 def register() -> None:
     """Tell transformers and vLLM about the model."""
     serve_transformers(f"{__name__}:OneClassWavesForCausalLM", WavesConfig)
+
+
+def copy_checkpoint(folder: Path, architecture: str = "OneClassWavesForCausalLM") -> Path:
+    """Copy the checkpoint of the series for a class, and return its folder."""
+    shutil.copytree(CHECKPOINT, folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = [architecture]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

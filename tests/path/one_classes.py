@@ -33,18 +33,21 @@ class SquaredForCausalLM(WavesForCausalLM):
         return (outputs[0].square(), *outputs[1:])
 
 
+class CachelessForCausalLM(WavesForCausalLM):
+    """Other logits in vLLM, which asks for a tuple."""
+
+    def forward(self, input_ids: Any = None, **inputs: Any) -> Any:
+        outputs = super().forward(input_ids, **inputs)
+        if inputs.get("return_dict") is False:
+            return (outputs[0] * 0.5, *outputs[1:])
+        return outputs
+
+
 class IdsForCausalLM(WavesForCausalLM):
     """A `forward` of ids alone."""
 
     def forward(self, input_ids: torch.Tensor) -> Any:  # type: ignore[override]
         return super().forward(input_ids)
-
-
-class FixedForCausalLM(WavesForCausalLM):
-    """A decoder that computes attention itself."""
-
-    def get_decoder(self) -> Any:
-        return self.encoder
 
 
 class WithoutSpecForCausalLM(PreTrainedModel):

@@ -98,9 +98,6 @@ MODELS = [
         "from parameters, got one that is. Compute it in the method that reads it."),
     ("ReadForCausalLM", "waves, ReadForCausalLM.__init__: expected a class whose __init__ reads no values of its "
         "parameters, which have none yet, got "),
-    ("FixedForCausalLM", "waves, FixedForCausalLM: expected a language model whose attention transformers can replace, "
-        "got PatchEncoder without _supports_attention_backend. Call the attention by ALL_ATTENTION_FUNCTIONS, and set "
-        "the attribute."),
 ]  # fmt: skip
 
 

@@ -23,7 +23,13 @@ LOGS = Path("out", "matrix")
 SECONDS = 900
 """Time for the checks of one process: they take a minute on an idle machine."""
 
-PROCESSES = (("cases", "plugins", "differential", "sounds"), ("laws",), ("engine",), ("serve",))
+PROCESSES = (
+    ("cases", "plugins", "differential", "sounds"),
+    ("laws",),
+    ("engine",),
+    ("serve",),
+    ("one_class",),
+)
 """Checks that run in one process; an engine has its own, which it may take down with it."""
 
 

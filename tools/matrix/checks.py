@@ -1,6 +1,6 @@
 """What the matrix runs on each version of vLLM, in a process of that version.
 
-    python -m tools.matrix.checks cases laws plugins differential sounds engine serve
+    python -m tools.matrix.checks cases laws plugins differential sounds engine serve one_class
 
 prints a result per check. None of it knows which version it runs on.
 """
@@ -72,6 +72,9 @@ EPISODES = range(100, 102)
 
 FRAMES = 12
 """That Terra adds to an episode."""
+
+ONE_CLASS_REQUESTS = 50
+"""To a class of transformers that vLLM runs as it is."""
 
 MAX_ERROR_LENGTH = 500
 """Characters of an error in a result."""
@@ -447,6 +450,36 @@ def check_serve() -> Details:
     return {"routes": True} | _compare_ids(frames, rollouts.frames)
 
 
+def check_one_class() -> Details:
+    """Compare a class of transformers that vLLM runs as it is with transformers.
+
+    It is the model of series, with a `forward` that changes states and logits.
+    """
+    from examples.series.offline import answer, engine
+    from examples.series.spec import WAVES
+    from examples.series.untrained import make_tokenizer
+    from examples.series.waves import ANSWER_WORDS, FIRST_TEST_SEED, PROMPT, make_wave
+    from tests.engine.one_class import OneClassWavesForCausalLM, copy_checkpoint, register
+
+    register()
+    failures = []
+    with tempfile.TemporaryDirectory(prefix="mmkit-matrix-") as folder:
+        checkpoint = copy_checkpoint(Path(folder))
+        tokenizer = make_tokenizer()
+        tokenizer.save_pretrained(checkpoint)  # as this version of transformers writes it
+        model = OneClassWavesForCausalLM.from_pretrained(checkpoint).eval()
+        processor = WAVES.hf_processor(model.config, tokenizer)
+        seeds = range(FIRST_TEST_SEED, FIRST_TEST_SEED + ONE_CLASS_REQUESTS)
+        all_series = [make_wave(seed).series for seed in seeds]
+        with engine(checkpoint, enforce_eager=True, block_size=32) as llm:
+            all_ids = answer(llm, all_series)
+        for seed, series, ids in zip(seeds, all_series, all_ids, strict=True):
+            expected = model.answer(processor, PROMPT, series, ANSWER_WORDS)
+            if ids != expected:
+                failures.append(f"series {seed}: {ids}, and {expected} in transformers")
+    return {"requests": len(all_ids), "failures": failures}
+
+
 class Rollouts(NamedTuple):
     """Episodes, and what the Hugging Face reference makes of them, as arrays of NumPy.
 
@@ -496,6 +529,7 @@ CHECKS: dict[str, Callable[..., Details]] = {
     "sounds": check_sounds,
     "engine": check_engine,
     "serve": check_serve,
+    "one_class": check_one_class,
 }
 
 

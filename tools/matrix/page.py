@@ -29,6 +29,7 @@ COUNTS = {
     "sounds": "files",
     "engine": "ids",
     "serve": "ids",
+    "one_class": "requests",
 }
 """The columns of the checks, and what each counts."""
 

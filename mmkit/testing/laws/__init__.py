@@ -11,7 +11,7 @@ from ..law import Law
 from .caching import cache
 from .huggingface import positions, reference
 from .items import embeds, identity, worst_case
-from .models import containment, counts, outputs, safety, strangers
+from .models import containment, counts, logprobs, outputs, safety, strangers
 from .outlines import outline
 from .refusals import refusal
 from .requests import idempotence, ids_only, independence, ranges, round_trip, text
@@ -33,6 +33,7 @@ _IN_ORDER = (
     safety,
     containment,
     strangers,
+    logprobs,
     outputs,
     reference,
     positions,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import reject
 from hypothesis import strategies as st
 
 from ...errors import InputError
@@ -27,6 +28,9 @@ from ..vllm_model import (
     merge_rows,
 )
 from ..vllm_path import Outcome, run
+
+MAX_LOGPROB_DIFFERENCE = 1e-4
+"""Of log probabilities in float32, which attention by other kernels changes in the last bits."""
 
 
 @law(needs_model=True)
@@ -201,6 +205,25 @@ def _check_rows(
     for index, (rows_alone, rows_together) in enumerate(zip(alone, together, strict=False)):
         if not near(rows_alone, rows_together):
             case.fail(f"{where.format(index)} has other rows than alone")
+
+
+@law(cost=25, needs_model=True, needs_engine=True)
+def logprobs(case: Case) -> None:
+    """The token after a prompt has the log probabilities that the class in transformers gives it.
+
+    The class is one that vLLM runs as it is.
+    """
+    request = case.draw_request()
+    outcome = case.subject.run(request)
+    if len(outcome.ids) >= case.model.max_length:
+        reject()
+    of_class = case.model.compute_by_transformers(outcome)
+    of_vllm = case.model.compute_by_vllm(request)
+    differences = {token: abs(of_class[token] - value) for token, value in of_vllm.items()}
+    token = max(differences, key=lambda token: differences[token])
+    if not differences[token] <= MAX_LOGPROB_DIFFERENCE:
+        values = f"{of_vllm[token]:.5f} in vLLM and {of_class[token]:.5f} in transformers"
+        case.fail(f"the token {token} has the log probability {values}")
 
 
 # -- what comes out of it --------------------------------------------------------------------------

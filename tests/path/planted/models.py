@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
 
-from mmkit import embed, fields, item, tok
-from mmkit.testing import Subject
+from examples.series.configuration import WavesConfig
+from examples.series.spec import WAVES
+from mmkit import embed, fields, item, serve_transformers, tok
+from mmkit.testing import Subject, of_spec
 from mmkit.vllm_api import pipeline
+from tests.engine.one_class import copy_checkpoint
 
 from .base import BLACK, ID, MIXED, ByHand, Derived, make_mixed, pixels, strokes, with_model
 from .bug import override, planted, with_frames, with_model_method, with_series
@@ -278,3 +283,13 @@ def first_mark_found_in_place_of_the_last() -> Subject:
 
     output.find_position = find_position  # type: ignore[method-assign]
     return subject
+
+
+# -- logprobs ----------------------------------------------------------------------------------------------------------
+
+
+@planted("logprobs", r"the token \d+ has the log probability -\d+\.\d+ in vLLM and -\d+\.\d+ in transformers")
+def another_scale_of_logits_in_vllm() -> Subject:
+    serve_transformers("tests.path.one_classes:CachelessForCausalLM", WavesConfig)
+    folder = Path(tempfile.mkdtemp(prefix="mmkit-planted-"))
+    return of_spec(WAVES, copy_checkpoint(folder, "CachelessForCausalLM"))
