@@ -110,6 +110,8 @@ class Field(Part):
             tensor = torch.as_tensor(value, dtype=dtype)
             if type(value) is int or dtype.is_floating_point or dtype.is_complex:
                 return tensor
+            if dtype == torch.int64 and _holds_integers(value):
+                return tensor  # which are exact: torch refuses larger ones
             exact = torch.as_tensor(value)
         is_exact = bool((tensor.to(exact.dtype) == exact).all())
         if not is_exact:
@@ -175,6 +177,13 @@ class Field(Part):
             sizes = evaluate_all(sizes, scope)
         if not fits(shape, sizes):
             raise SpecError(where, f"shape {write_shape(sizes)} per item", str(shape))
+
+
+def _holds_integers(value: Any) -> bool:
+    """Return whether a value is a list or a tuple of Python's integers."""
+    if not isinstance(value, (list, tuple)):
+        return False
+    return all(type(element) is int for element in value)
 
 
 class Batched(Field):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -189,7 +190,7 @@ class ItemType(Part):
         if not isinstance(facts, self.facts_class):
             raise InputError(where, self.facts_class.__name__, type(facts).__name__)
 
-    @property
+    @cached_property
     def _fact_names(self) -> list[str]:
         declared: Any = self.facts_class
         return [field.name for field in dataclass_fields(declared)]
