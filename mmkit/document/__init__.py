@@ -19,11 +19,11 @@ This room imports pydantic, so nothing imports it before a document is read or w
 - `differences`: what differs between two documents.
 """
 
-from .convert import from_document, to_document
+from .convert import from_document, list_functions, to_document
 from .differences import Difference, find_differences
 from .functions import FunctionStubs
 from .models import SpecModel
 from .schema import build_json_schema
 
 __all__ = ["Difference", "FunctionStubs", "SpecModel", "build_json_schema"]
-__all__ += ["find_differences", "from_document", "to_document"]
+__all__ += ["find_differences", "from_document", "list_functions", "to_document"]

@@ -16,7 +16,7 @@ from ..language.expr import Expr
 from ..language.layout import Layout
 from ..language.node import Node, is_equal_declaration
 from ..language.spec import Declaration
-from .functions import FunctionReader, Functions, FunctionWriter
+from .functions import FunctionReader, Functions, FunctionStubs, FunctionWriter
 from .models import VERSION, PartModel, SpecModel, find_model
 from .notations import describe_json, find_notation, write_text
 from .sentences import explain
@@ -85,6 +85,23 @@ def from_document(
         name = arguments.pop("name")
         modalities = arguments.pop("modalities")
         return kind(name, *modalities, **arguments)
+
+
+def list_functions(
+    document: str | bytes | Mapping[str, Any], *, where: str = "document"
+) -> list[str]:
+    """Return the names of the functions of a document, sorted; none of them is imported.
+
+    Args:
+        document: JSON, or the object that it holds.
+        where: names the document in errors.
+
+    Raises:
+        SpecError: the document is malformed.
+    """
+    stubs = FunctionStubs()
+    from_document(document, Declaration, functions=stubs, where=where)
+    return sorted(stubs)
 
 
 # -- writing ---------------------------------------------------------------------------------------

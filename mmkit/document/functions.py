@@ -80,13 +80,18 @@ class FunctionStub:
 
 
 class FunctionStubs(dict[str, Callable[..., Any]]):
-    """Functions of any names, which cannot be called: to look at a document without its code."""
+    """Functions of any names, which cannot be called: to look at a document without its code.
+
+    It has those that were asked for.
+    """
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str)
 
     def __missing__(self, name: str) -> FunctionStub:
-        return FunctionStub(name)
+        stub = FunctionStub(name)
+        self[name] = stub
+        return stub
 
 
 class FunctionWriter:

@@ -32,6 +32,9 @@ MakeOutputs: TypeAlias = "Callable[[Scope], Iterable[Output]]"
 EXTRA_ARG = "mmkit_output"
 """The key of `SamplingParams.extra_args` for the name of the output that a request asks for."""
 
+DOCUMENT_FILE = "mmkit.json"
+"""The file of a checkpoint folder that holds its spec as a document; see `mmkit.document`."""
+
 
 class Output(NamedPart, init=False):
     """One kind of output other than text, for example a frame of a world model, or an image.

@@ -4,8 +4,10 @@ Beside what the model has there, config.json and the files of the tokenizer:
 
 - processor_config.json, which names the class, and its code for those who trust it;
 - hf_processor/, the Hugging Face processor that the spec uses, if there is one;
-- processing_<name>.py, the class; the module of the spec, that of the config, and those beside
-  them that they import.
+- mmkit.json, the spec as a document, unless a function of it has no name;
+- processing_<name>.py, the class. It reads the document where that names no functions. Otherwise
+  the module of the spec lies beside it;
+- the module of the config, and those beside these modules that they import.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import json
 import logging
 import shutil
 import sys
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -24,15 +26,20 @@ from transformers.processing_utils import ProcessorMixin
 from transformers.utils import cached_file
 from typing_extensions import override
 
+from ..errors import SpecError
 from ..generate import find_variable, write_source
 from ..language.items.base import dtype_name
-from ..language.spec import Declaration
+from ..language.spec import DOCUMENT_FILE, Declaration
 from ..plan.hf_calls import LazyProcessor
 
 logger = logging.getLogger(__name__)
 
 HF_PROCESSOR = "hf_processor"
 """The folder of the Hugging Face processor, and its key in processor_config.json."""
+
+DOCUMENT_PROCESSOR = "DocumentProcessor"
+"""The class that reads a document, which processor_config.json names where it names no functions;
+see `mmkit.training.document_processor`."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
@@ -61,6 +68,10 @@ class SavedProcessor(ProcessorMixin):
     def to_dict(self, **_: Any) -> dict[str, Any]:
         """Return the contents of processor_config.json."""
         name = type(self).__name__
+        has_code = bool(_find_spec_code(self.spec))
+        if is_declarative(self._document):
+            name = DOCUMENT_PROCESSOR
+            has_code = True
         contents: dict[str, Any] = {
             "processor_class": name,
             "mm_processor_kwargs": self.mm_processor_kwargs,
@@ -68,7 +79,7 @@ class SavedProcessor(ProcessorMixin):
         }
         if self._find_hf_processor() is not None:
             contents[HF_PROCESSOR] = HF_PROCESSOR
-        if _find_spec_code(self.spec):
+        if has_code:
             contents["auto_map"] = {"AutoProcessor": f"processing_{self.spec.name}.{name}"}
         return contents
 
@@ -76,11 +87,12 @@ class SavedProcessor(ProcessorMixin):
     def save_pretrained(self, save_directory: Any, *options: Any, **more: Any) -> Any:
         """Write the processor into a folder, so that `AutoProcessor.from_pretrained` loads it.
 
-        Loading takes ``trust_remote_code=True``, or a process that has registered the class. The
-        folder receives the code of the spec and of the config class, too, except for modules of
-        a script or a notebook, which no other process can import, and those that import from
-        folders above their own. An existing config.json stays, and only learns of the code of its
-        class.
+        Loading takes ``trust_remote_code=True``, or a process that has registered the class; of a
+        spec without functions, whose document is all that is read, one that has imported
+        `mmkit.training`. The folder receives the code of other specs, and of the config class,
+        except for modules of a script or a notebook, which no other process can import, and those
+        that import from folders above their own. An existing config.json stays, and only learns of
+        the code of its class.
 
         Args:
             save_directory: a checkpoint folder, or a new one.
@@ -91,6 +103,12 @@ class SavedProcessor(ProcessorMixin):
         folder.mkdir(parents=True, exist_ok=True)
         config_code = _find_code(type(self.config).__module__)
         spec_code = _find_spec_code(self.spec)
+        if self._document is not None:
+            text = json.dumps(self._document, indent=2, ensure_ascii=False)
+            (folder / DOCUMENT_FILE).write_text(text + "\n", encoding="utf-8")
+        if is_declarative(self._document):
+            spec_code = []
+            (folder / f"processing_{self.spec.name}.py").write_text(_READER, encoding="utf-8")
         for file in {*config_code, *spec_code}:
             if file.parent.resolve() != folder.resolve():
                 shutil.copy(file, folder)
@@ -121,7 +139,16 @@ class SavedProcessor(ProcessorMixin):
                 `from_pretrained`, for example `revision` and `trust_remote_code`, and those that it
                 does not know are for the Hugging Face processor.
         """
-        name = pretrained_model_name_or_path
+        return cls(**cls.load_arguments(pretrained_model_name_or_path, **options))
+
+    @classmethod
+    def load_arguments(cls, name: Any, **options: Any) -> dict[str, Any]:
+        """Return what a checkpoint has of the arguments of the class.
+
+        Args:
+            name: a folder, or a name on the hub.
+            options: as for `from_pretrained`.
+        """
         options.pop("_from_auto", None)
         config = options.pop("config", None)
         tokenizer = options.pop("tokenizer", None)
@@ -129,11 +156,11 @@ class SavedProcessor(ProcessorMixin):
         mm_processor_kwargs = options.pop("mm_processor_kwargs", None)
         dtype = options.pop("dtype", None)
         trust_remote_code = options.pop("trust_remote_code", False)
-        file_options = {key: options[key] for key in _FILE_OPTIONS if key in options}
+        file_options = select_file_options(options)
         code_options = {**file_options, "trust_remote_code": trust_remote_code}
 
         contents, _ = cls.get_processor_dict(name, **file_options)
-        is_saved = contents.get("processor_class") == cls.__name__
+        is_saved = contents.get("processor_class") in (cls.__name__, DOCUMENT_PROCESSOR)
         if config is None:
             config = AutoConfig.from_pretrained(name, **code_options)
         if tokenizer is None and has_tokenizer(name, **file_options):
@@ -147,14 +174,18 @@ class SavedProcessor(ProcessorMixin):
         if is_saved:
             mm_processor_kwargs = mm_processor_kwargs or contents.get("mm_processor_kwargs")
             dtype = dtype or contents.get("dtype")
-        return cls(
-            config=config,
-            tokenizer=tokenizer,
-            hf_processor=hf_processor,
-            mm_processor_kwargs=mm_processor_kwargs,
-            dtype=dtype,
-            chat_template=contents.get("chat_template"),
-        )
+        return {
+            "config": config,
+            "tokenizer": tokenizer,
+            "hf_processor": hf_processor,
+            "mm_processor_kwargs": mm_processor_kwargs,
+            "dtype": dtype,
+            "chat_template": contents.get("chat_template"),
+        }
+
+    @cached_property
+    def _document(self) -> dict[str, Any] | None:
+        return write_document(self.spec)
 
     def _find_hf_processor(self) -> Any:
         """Return the Hugging Face processor to save as well; None where the spec uses none."""
@@ -169,6 +200,46 @@ class SavedProcessor(ProcessorMixin):
         # an expression that reads `proc` has loaded it when the spec was bound
         is_used = is_called or "loaded" in vars(self.hf_processor)
         return self.hf_processor.loaded if is_used else None
+
+
+def select_file_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of `from_pretrained` that concern the files of a checkpoint."""
+    return {key: options[key] for key in _FILE_OPTIONS if key in options}
+
+
+# -- the document ----------------------------------------------------------------------------------
+
+_READER = f'''\
+"""The processor of this checkpoint, whose spec is the document {DOCUMENT_FILE}."""
+
+from {__package__} import {DOCUMENT_PROCESSOR} as Processor
+
+
+class {DOCUMENT_PROCESSOR}(Processor):
+    """The processor of this checkpoint."""
+'''
+"""The source of a class that transformers loads from a folder with a document."""
+
+
+def write_document(spec: Declaration) -> dict[str, Any] | None:
+    """Return a spec as a document; None where a function of it has no name."""
+    from ..document import to_document  # imports pydantic
+
+    try:
+        return to_document(spec)
+    except SpecError as error:
+        logger.warning("%s is not saved: %s", DOCUMENT_FILE, error)
+        return None
+
+
+def is_declarative(document: dict[str, Any] | None) -> bool:
+    """Return whether there is a document, and it names no functions."""
+    from ..document import list_functions
+
+    return document is not None and not list_functions(document)
+
+
+# -- files -----------------------------------------------------------------------------------------
 
 
 def has_tokenizer(name: Any, **options: Any) -> bool:

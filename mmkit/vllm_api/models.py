@@ -16,6 +16,7 @@ from vllm.model_executor.models.module_mapping import MultiModelKeys
 from vllm.model_executor.models.utils import AutoWeightsLoader, _merge_multimodal_embeddings
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
+from ..language.spec import Declaration
 from ..plan.encoder_rows import rows_field
 from ..plan.plan import Plan
 from ..plugin import check_claim, is_of_script
@@ -58,19 +59,8 @@ def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> N
     May be called again for the same class: plugins run in several processes, and more than once in
     some.
     """
-    modalities = processor.spec.modalities
-    if not KEEPS_ON_CPU:
-        cpu_fields: set[str] = set()
-        for modality in modalities:
-            cpu_fields.add(rows_field(modality.name))
-            for name, field in modality.fields.items():
-                if field.keep_on_cpu:
-                    cpu_fields.add(name)
-        model.multimodal_cpu_fields = frozenset(cpu_fields)
-        model.merge_by_field_config = True
+    prepare(model, processor.spec)
     model.supports_multimodal_raw_input_only = processor.spec.is_raw
-    if not RENDERS:
-        patches.install()
     MULTIMODAL_REGISTRY.register_processor(processor, info=info, dummy_inputs=dummy_inputs)(model)
     check_claim(model.__name__, model.__module__)
     registered = ModelRegistry.models.get(model.__name__)
@@ -79,6 +69,22 @@ def register(model: Any, *, info: type, dummy_inputs: type, processor: Any) -> N
         if not is_of_script(model.__module__):
             entry = f"{model.__module__}:{model.__qualname__}"
         ModelRegistry.register_model(model.__name__, entry)
+
+
+def prepare(model: Any, spec: Declaration) -> None:
+    """Prepare vLLM and a model class for a spec, where a release needs it."""
+    if not RENDERS:
+        patches.install()
+    if KEEPS_ON_CPU:
+        return
+    cpu_fields: set[str] = set()
+    for modality in spec.modalities:
+        cpu_fields.add(rows_field(modality.name))
+        for name, field in modality.fields.items():
+            if field.keep_on_cpu:
+                cpu_fields.add(name)
+    model.multimodal_cpu_fields = frozenset(cpu_fields)
+    model.merge_by_field_config = True
 
 
 def find_vllm_module(architecture: str) -> str | None:

@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoProcessor
 
 from examples.terra import CHECKPOINT
 from examples.terra.configuration import LlamaActionConfig
 from examples.terra.spec import TERRA
+from mmkit import ModelSpec, cfg, embed
 from mmkit.testing import ImageSample, of_spec, vllm_path
 from mmkit.testing.differences import find_difference
+from mmkit.training import DocumentProcessor
 from tests import ROOT, hf_law
 from tests.oracles import SYSTEMS
 
@@ -32,8 +34,13 @@ def test_a_checkpoint_that_was_saved_with_its_processor_is_served(tmp_path: Path
     assert not find_difference(*outcomes)
     again = spec.hf_processor_class.from_pretrained(tmp_path)
     assert again.dtype == saved.dtype
-    received = again("look <image>", images=data["image"])
-    assert torch.equal(received["pixel_values"], saved("look <image>", image=data["image"])["pixel_values"])
+    of_document = AutoProcessor.from_pretrained(tmp_path)
+    assert type(of_document) is DocumentProcessor
+    expected = saved("look <image>", image=data["image"])
+    for processor in (again, of_document):
+        received = processor("look <image>", images=data["image"])
+        assert torch.equal(received["input_ids"], expected["input_ids"])
+        assert torch.equal(received["pixel_values"], expected["pixel_values"])
 
 
 LOADED = """
@@ -56,7 +63,9 @@ def load(folder, **options):
     return type(processor).__module__.partition(".")[0]
 
 
-folders = sys.argv[2:]
+of_document = AutoProcessor.from_pretrained(sys.argv[2], trust_remote_code=True)
+print(type(of_document).__module__.partition(".")[0], of_document.spec.name)
+folders = sys.argv[3:]
 print([load(folder, trust_remote_code=True) for folder in folders])
 sys.path.append(sys.argv[1])
 from examples.terra.configuration import LlamaActionConfig
@@ -76,11 +85,15 @@ def test_loading_where_there_is_no_vllm(tmp_path: Path) -> None:
     config.save_pretrained(folders[0])
     for folder in folders:
         TERRA.hf_processor(config, kwargs={"size": 3}, dtype="float16").save_pretrained(folder)
+    modality = TERRA["actions"].model_copy(update={"layout": embed(5) * cfg.num_action_tokens})
+    spec = ModelSpec("no_code", modality)
+    spec.hf_processor(config).save_pretrained(tmp_path / "a document")
     done = subprocess.run(
-        [sys.executable, "-c", LOADED, str(ROOT), *map(str, folders)],
+        [sys.executable, "-c", LOADED, str(ROOT), str(tmp_path / "a document"), *map(str, folders)],
         cwd=tmp_path,
         env={**os.environ, "HF_HOME": str(tmp_path / "home")},
         capture_output=True,
         text=True,
     )
-    assert done.stdout.splitlines() == [str([module] * 2) for module in ("transformers_modules", "mmkit")], done.stderr
+    modules = [str([module] * 2) for module in ("transformers_modules", "mmkit")]
+    assert done.stdout.splitlines() == ["transformers_modules no_code", *modules], done.stderr

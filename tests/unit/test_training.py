@@ -1,6 +1,7 @@
 """Specs as processors of transformers, without vLLM."""
 
 import inspect
+import json
 import math
 import pickle
 import sys
@@ -15,6 +16,7 @@ from PIL import Image as PILImage
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoConfig,
+    AutoProcessor,
     LlamaConfig,
     LlamaForCausalLM,
     LlavaForConditionalGeneration,
@@ -42,10 +44,11 @@ from mmkit import (
     item,
     replace,
 )
+from mmkit.document import to_document
 from mmkit.language import names
-from mmkit.training import Collator, MultiModalMixin, Processor
+from mmkit.training import Collator, DocumentProcessor, MultiModalMixin, Processor
 
-from .common import CONFIG, make_modality
+from .common import CONFIG, make_modality, refuses
 
 WORDS = ["<pad>", "<series>", "<patch>", "look", "at", "<s>", "user:", "assistant:"]
 PAD, SERIES, PATCH, LOOK, AT = range(5)
@@ -396,17 +399,59 @@ def test_what_is_saved_comes_back(tmp_path):
     assert WAVES.hf_processor_class.from_pretrained(tmp_path, dtype=torch.float64).dtype == torch.float64
 
 
-@pytest.mark.parametrize(("spec", "imports"), [(ModelSpec("local", make_modality()), "torch"), (PICTURES, "..package")])
-def test_a_spec_that_cannot_be_imported_is_saved_without_code(spec, imports, tmp_path, monkeypatch, caplog):
-    """That of a script, or of a module that imports from above its folder."""
+def process_here(items, scope):
+    return {"x": items}
+
+
+OF_FUNCTION = ModelSpec("local", make_modality(process=process_here))
+OF_LAMBDA = ModelSpec("local", make_modality(process=lambda items, scope: {"x": items}))
+
+
+@pytest.mark.parametrize(
+    ("spec", "imports", "files"),
+    [
+        (ModelSpec("local", make_modality()), "torch", {"mmkit.json", "processing_local.py"}),
+        (OF_FUNCTION, "..package", {"mmkit.json"}),
+        (OF_LAMBDA, "torch", set()),
+    ],
+)
+def test_what_is_saved_of_a_spec_that_cannot_be_imported(spec, imports, files, tmp_path, monkeypatch, caplog):
+    """That of a script, or of a module that imports from above its folder: its code is not saved, its document is."""
     (tmp_path / "above.py").write_text(f"from {imports} import thing\n")
     monkeypatch.setattr(sys.modules[__name__], "__file__", str(tmp_path / "above.py"))
+    if spec is OF_LAMBDA:
+        spec = ModelSpec("local", spec["m"])  # no module has it
     spec.hf_processor(LlamaConfig(vocab_size=8, n=2)).save_pretrained(tmp_path / "saved")
-    assert {path.name for path in (tmp_path / "saved").iterdir()} == {"config.json", "processor_config.json"}
-    assert "auto_map" not in (tmp_path / "saved" / "processor_config.json").read_text()
+    names = {path.name for path in (tmp_path / "saved").iterdir()}
+    assert names == {"config.json", "processor_config.json"} | files
+    has_code = "auto_map" in (tmp_path / "saved" / "processor_config.json").read_text()
+    assert has_code == ("processing_local.py" in files)
     assert spec.hf_processor_class.from_pretrained(tmp_path / "saved").spec is spec
+    assert ("mmkit.json is not saved: spec 'local', modalities[0].process" in caplog.text) == (not files)
     has_warning = "above.py is not saved: it imports from folders above its own" in caplog.text
     assert has_warning == (imports == "..package")
+
+
+def test_auto_processor_reads_the_document_of_a_spec_without_functions(tmp_path):
+    """No code of the folder is run: whoever imports `mmkit.training` has the class."""
+    spec = ModelSpec("local", make_modality())
+    before = spec.hf_processor(LlamaConfig(vocab_size=8, n=2))
+    before.save_pretrained(tmp_path)
+    (tmp_path / "processing_local.py").write_text("raise AssertionError\n")
+    after = AutoProcessor.from_pretrained(tmp_path)
+    pickled = pickle.loads(pickle.dumps(after))
+    for processor in (after, pickled):
+        assert type(processor) is DocumentProcessor
+        assert to_document(processor.spec) == spec.to_document()
+        received = processor(input_ids=[1, 5], m=torch.ones(2, 2))
+        expected = before(input_ids=[1, 5], m=torch.ones(2, 2))
+        assert received.keys() == expected.keys()
+        assert received["x"].equal(expected["x"])
+    after.save_pretrained(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "mmkit.json").read_text()) == spec.to_document()
+    with refuses(InputError, f"{tmp_path / 'none'}: expected a checkpoint with mmkit.json, got one without it."):
+        (tmp_path / "none").mkdir()
+        DocumentProcessor.from_pretrained(tmp_path / "none")
 
 
 # -- the model -------------------------------------------------------------------------------------------------------
