@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from ..errors import SpecError, locate_errors
 from ..language.expr import Expr
+from ..language.items import ItemType
 from ..language.layout import Layout
 from ..language.node import Node, is_equal_declaration
 from ..language.spec import Declaration
@@ -85,6 +86,14 @@ def from_document(
         name = arguments.pop("name")
         modalities = arguments.pop("modalities")
         return kind(name, *modalities, **arguments)
+
+
+def describe_item(item_type: ItemType) -> dict[str, Any] | None:
+    """Return an item type as a document has it; None for one with a function without a name."""
+    try:
+        return _write_part(item_type, FunctionWriter(), "item")
+    except SpecError:
+        return None
 
 
 def list_functions(

@@ -25,6 +25,26 @@ def build_json_schema() -> dict[str, Any]:
     return schema
 
 
+def build_item_schema() -> dict[str, Any]:
+    """Return the JSON Schema of an item type of a document, in one piece."""
+    schema = build_json_schema()
+    definitions = schema["$defs"]
+
+    def inline(part: Any) -> Any:
+        if isinstance(part, list):
+            return [inline(element) for element in part]
+        if not isinstance(part, dict):
+            return part
+        entries = {key: inline(value) for key, value in part.items() if key != "discriminator"}
+        reference = entries.pop("$ref", None)
+        if reference is not None:
+            entries = inline(definitions[reference.rpartition("/")[2]]) | entries
+        return entries
+
+    item_schema: dict[str, Any] = inline(definitions["ModalityModel"]["properties"]["item"])
+    return item_schema
+
+
 def _share(schema: dict[str, Any], definitions: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return a schema with references in place of what comes again and again."""
 

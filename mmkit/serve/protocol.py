@@ -359,6 +359,8 @@ class ModalityInfo(PartInfo, frozen=True, kw_only=True):
         placeholder: the ids of one item in the caller's prompt; None where they depend on the item.
         embeds: name under which callers may send precomputed embeddings, or None.
         example: a smallest item in JSON, ready to send.
+        item: the item type as a document of the spec has it, with the values of this model; None
+            where a function without a name decides.
     """
 
     name: str
@@ -368,6 +370,7 @@ class ModalityInfo(PartInfo, frozen=True, kw_only=True):
     embeds: str | None
     example: Any
     parts: dict[str, PartInfo] | None = None
+    item: dict[str, Any] | None = None
 
 
 class OutputInfo(_ServerStruct, frozen=True):

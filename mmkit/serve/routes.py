@@ -39,6 +39,7 @@ from fastapi import APIRouter, Request, WebSocket
 from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
+from ..document.schema import build_item_schema
 from ..errors import InputError
 from ..vllm_api.compat import find
 from . import errors, protocol
@@ -107,9 +108,17 @@ def describe_request(kind: Any) -> dict[str, Any]:
 # -- GET /v1/mm/modalities -------------------------------------------------------------------------
 
 
-@router.get(
-    "/v1/mm/modalities", name="modalities", responses=describe_responses(protocol.Modalities)
-)
+def describe_modalities() -> dict[int | str, dict[str, Any]]:
+    """Return the descriptions of the answers of the route, with the schema of item types."""
+    responses = describe_responses(protocol.Modalities)
+    schema = responses[200]["content"][_JSON]["schema"]
+    modality_schema = schema["properties"]["modalities"]["items"]
+    item_schema = build_item_schema()
+    modality_schema["properties"]["item"] = {"anyOf": [item_schema, {"type": "null"}]}
+    return responses
+
+
+@router.get("/v1/mm/modalities", name="modalities", responses=describe_modalities())
 async def handle_modalities(request: Request) -> Response:
     """Return the modalities, outputs and limits of this model, from its spec."""
     return await answer_request(request, "modalities", None, find_modalities)

@@ -400,6 +400,8 @@ def describe_modality(modality: BoundModality, limit: int | None) -> ModalityInf
         modality: which processes its largest item for this.
         limit: the most items in one request; None for any number.
     """
+    from ..document.convert import describe_item  # imports pydantic, which a client need not have
+
     item_type = modality.item
     largest_tokens = None
     if not modality.needs_hf:
@@ -415,6 +417,7 @@ def describe_modality(modality: BoundModality, limit: int | None) -> ModalityInf
         "embeds": embeds,
         "example": _make_example(item_type),
         "expected": item_type.expected,
+        "item": describe_item(item_type),
     }
     return msgspec.convert(info | item_type.schema(), ModalityInfo)
 

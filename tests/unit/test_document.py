@@ -82,18 +82,19 @@ SPECS = find_specs()
 
 VALIDATOR = jsonschema.Draft202012Validator(build_json_schema())
 
-DECLARATIVE = {
+DECLARATIVE = [
     "examples.gallery.blip2:BLIP2",
     "examples.gallery.chameleon:CHAMELEON",
     "examples.gallery.idefics3:IDEFICS3",
     "examples.gallery.paligemma:PALIGEMMA",
     "examples.gallery.pixtral:PIXTRAL",
     "examples.gallery.pixtral:PIXTRAL_HF",
+    "examples.gallery.qwen2_audio:QWEN2_AUDIO",
     "examples.gallery.ultravox:ULTRAVOX",
     "examples.llava_like.spec:LLAVA_LIKE",
     "examples.terratorch_like.spec:TERRATORCH_LIKE",
-}
-"""The specs whose documents name no function."""
+]
+"""Specs whose documents name no function."""
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -106,14 +107,9 @@ def test_every_spec_is_itself_again(name: str) -> None:
     VALIDATOR.validate(json.loads(text))
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", DECLARATIVE)
 def test_a_document_without_functions_needs_no_reader_that_trusts_it(name: str) -> None:
-    document = SPECS[name].to_document()
-    if name in DECLARATIVE:
-        assert ModelSpec.from_document(document) == SPECS[name]
-    else:
-        with refuses(SpecError, "document, …: expected functions that the reader passes, got …"):
-            ModelSpec.from_document(document)
+    assert ModelSpec.from_document(SPECS[name].to_document()) == SPECS[name]
 
 
 # -- drawn specs -----------------------------------------------------------------------------------------------------

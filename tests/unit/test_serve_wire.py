@@ -4,6 +4,7 @@ import base64
 import json
 import struct
 
+import jsonschema
 import msgspec
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image as PILImage
 
 from mmkit import Image, InputError, Record, Tensor, Text, batched, between, derived, embed, fields, hf, item, replace
+from mmkit.document.schema import build_item_schema
 from mmkit.errors import MmkitError
 from mmkit.language.items import ItemType
 from mmkit.language.items.tensor import DTYPES
@@ -204,6 +206,32 @@ def test_a_record_is_described_part_by_part():
     assert parts["ids"].shape == [[1, 3]]
     assert parts["name"].shape == [[1, 3]]
     assert parts["name"].dtype == "text"
+
+
+def test_an_item_is_described_as_in_a_document_with_the_values_of_the_model():
+    description = describe_modality(bind_cells(), 4).item
+    assert description["type"] == "Record"
+    assert description["parts"]["ids"] == {
+        "type": "Tensor",
+        "shape": ["between(1, 3)"],
+        "dtype": "int64",
+        "largest": "((3,),)",
+    }
+    assert description["parts"]["values"]["shape"] == ["item.ids.length", 2]
+    assert description["parts"]["name"] == {"type": "Text", "most": 3}
+    validator = jsonschema.Draft202012Validator(build_item_schema())
+    validator.validate(description)
+    picture = describe_modality(
+        bind_modality(item=PICTURE, fields={"x": batched()}, process=lambda i, s: {"x": [1] * len(i)}), 4
+    )
+    validator.validate(picture.item)
+    assert picture.item["type"] == "Image"
+
+
+def test_an_item_with_a_function_that_has_no_name_has_no_description():
+    item_type = Record(ids=Tensor((2,)), values=Tensor((lambda s: 1,)))
+    modality = bind_modality(item=item_type, fields={"ids": batched(), "values": batched()})
+    assert describe_modality(modality, 4).item is None
 
 
 def test_a_record_may_have_a_picture():

@@ -4,6 +4,7 @@ that slide, against the reference."""
 from typing import Any
 
 import httpx
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -220,4 +221,8 @@ def test_the_openapi_document_has_the_routes(server: Server) -> None:
     paths = httpx.get(f"{server.url}/openapi.json", timeout=clients.WAIT).json()["paths"]
     body = paths["/v1/mm/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert {"prompt", "items", "sampling_params", "stream"} <= set(body["properties"])
-    assert "/v1/mm/modalities" in paths
+    description = paths["/v1/mm/modalities"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    answer = httpx.get(f"{server.url}/v1/mm/modalities", timeout=clients.WAIT).json()
+    jsonschema.validate(answer, description)
+    (actions,) = answer["modalities"]
+    assert actions["item"] == {"type": "Tensor", "shape": [6, 3], "bound": 1000.0, "largest": "((6, 3),)"}
