@@ -38,7 +38,7 @@ export TORCHINDUCTOR_CACHE_DIR ?= $(abspath $(VENV))/cache/inductor
 # empty is unset: without bytecode each of the many processes of the tests compiles all of mmkit
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo serve-demo drive drive-demo vowels test test-fast test-thorough night evening page fresh soak matrix survey mutants bench docs words lint format changelog release wheel-test clean distclean
+.PHONY: help venv openpi demo serve-demo drive drive-demo vowels test test-fast test-thorough night evening page fresh soak matrix survey mutants bench docs words lint format changelog release wheel-test clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
@@ -49,6 +49,7 @@ help:
 	@echo "make test    run the tests                    TESTARGS='-m \"not engine\"' is passed to pytest"
 	@echo "             in TEST_JOBS=3 processes; make test-thorough draws ten times the examples"
 	@echo "make night   run the tests that take minutes each (tests/night)"
+	@echo "make openpi  only the environment of openpi's client, which make night and make evening need"
 	@echo "make evening those of them that continuous integration runs"
 	@echo "make page    the test of Terra's page in a browser, which needs chromium, chromedriver and nginx"
 	@echo "make fresh   make test as on a machine where nothing ever ran; what it leaves behind is a failure"
@@ -99,18 +100,18 @@ test: $(VENV)/.installed
 page: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PAGE)
 
-test-thorough: $(VENV)/.installed $(VENV)/.night
+test-thorough: $(VENV)/.installed $(VENV)/.night $(VENV)/openpi/.installed
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) --timeout 7200 tests $(TESTARGS)
 
 NIGHT ?= tests/night
 
-night: $(VENV)/.installed $(VENV)/.night
+night: $(VENV)/.installed $(VENV)/.night $(VENV)/openpi/.installed
 	$(PYTEST) --timeout 1200 $(NIGHT) $(TESTARGS)
 
 # The night's tests but for those that take more than all others together, or a quiet machine.
 LONG := $(patsubst %,--ignore tests/night/test_%.py,benchmarks commands files ray soak weights)
 
-evening: $(VENV)/.installed $(VENV)/.night
+evening: $(VENV)/.installed $(VENV)/.night $(VENV)/openpi/.installed
 	$(PYTEST) --timeout 1200 tests/night $(LONG) $(TESTARGS)
 
 fresh:
@@ -170,6 +171,14 @@ $(VENV)/.requirements: requirements/cpu.txt $(wildcard requirements/*.py)
 
 $(VENV)/.night $(VENV)/.release: $(VENV)/.%: requirements/%.txt $(VENV)/.requirements
 	$(PIP) install --quiet --no-deps -r $<
+	@touch $@
+
+# openpi's client needs an older numpy than vLLM: it has an environment of its own.
+openpi: $(VENV)/openpi/.installed
+
+$(VENV)/openpi/.installed: requirements/openpi.txt $(VENV)/.requirements
+	$(BIN)/python -m venv --clear $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.requirements pyproject.toml examples/pyproject.toml

@@ -24,7 +24,7 @@ FIRST_PADDING_ID = cfg.text_config.vocab_size - cfg.pad_to_multiple_of
 
 def decode_chunk(ids: np.ndarray[Any, Any], scope: Scope) -> np.ndarray[Any, Any]:
     """Return the actions of ids, int64 (steps * dimensions,), as float64 (steps, dimensions)."""
-    return np.stack([decode_action(step, scope) for step in ids.reshape(STEPS, DIMENSIONS)])
+    return decode_action(ids.reshape(STEPS, DIMENSIONS), scope)
 
 
 ROBOT = VLA.model_copy(
@@ -93,15 +93,16 @@ def make_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def make_observations(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Return observations of two cameras of 224 x 224 pixels, all different."""
+def make_observations(count: int, num_pictures: int = 50, seed: int = 0) -> list[dict[str, Any]]:
+    """Return observations of two cameras of 224 x 224 pixels, all different: pictures come again with another state."""
     generator = np.random.default_rng(seed)
+    pictures = [draw_scene(generator) for _ in range(num_pictures)]
     observations = []
     for number in range(count):
         observations.append(
             {
-                "observation/image": draw_scene(generator),
-                "observation/wrist_image": draw_scene(generator),
+                "observation/image": pictures[number % num_pictures],
+                "observation/wrist_image": pictures[generator.integers(num_pictures)],
                 "observation/joint_position": generator.normal(size=STATE_SIZE - 1),
                 "observation/gripper_position": generator.random(1),
                 "prompt": PROMPTS[number % len(PROMPTS)],

@@ -40,7 +40,8 @@ def main() -> None:
 
     results = {"metadata": policy.get_server_metadata()}
     answers = [policy.infer(observation) for observation in observations]
-    results["timings"] = [answer["server_timing"] | answer["policy_timing"] for answer in answers]
+    results["timings"] = [answer["server_timing"] for answer in answers]
+    results["engine"] = [answer["policy_timing"]["infer_ms"] for answer in answers]
     results["by_address"] = connect(arguments.path).infer(observations[0])["actions"].tolist()
     results["broker"] = drive(policy, observations[0], len(answers[0]["actions"]))
     results["refusals"] = collect_refusals(policy, observations[0], load(arguments.folder / "malformed.pickle"))
