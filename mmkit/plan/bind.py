@@ -27,7 +27,7 @@ from .memo import Memo, options_key
 from .merging import MergedRuns
 from .modality import BoundModality, Environment, bind_modality, complete_modality
 from .output import BoundOutput
-from .placement import describe_ids
+from .placement import ReservedTargets, describe_ids
 from .plan import Part, Plan
 from .policy import BoundPolicy, bind_policy
 from .rehearsal import rehearse
@@ -194,7 +194,7 @@ class _Parts:
             environment=environment,
             modalities=self.modalities,
             prompts=self.prompts,
-            reserved_targets=self.reserved_targets,
+            reserved_targets=ReservedTargets(self.reserved_targets),
             runs=self.runs,
             guard=guard,
             outputs=outputs,

@@ -17,7 +17,7 @@ from ..errors import MmkitError
 from ..language.layout import Replace, Target
 from ..language.vocabulary import Vocabulary
 from .plan import Plan
-from .text_targets import restore_text_targets
+from .text_targets import TextTargets
 
 TEXTS_BEFORE = ("", "a", "a ", "a  ", "a\n", "a.", "a:", "(", "1", "<", "'", "漢", "USER: ", "\n")
 TEXTS_AFTER = (
@@ -139,10 +139,8 @@ def _encode_whole(
 ) -> list[int]:
     """Return the ids of a prompt that is tokenized as a whole, as items are placed in it."""
     ids = plan.encode(prompt, add_special_tokens=False)
-    text_targets = [target for target in targets.values() if len(target) > 1]
-    if text_targets:
-        ids = restore_text_targets(ids, text_targets, vocabulary)
-    return ids
+    text_targets = TextTargets(targets.values(), vocabulary)
+    return text_targets.restore(ids, text_targets.find({}))
 
 
 def _encode_pieces(plan: Plan, prompt: str, targets: Mapping[str, Target]) -> list[int]:

@@ -21,7 +21,7 @@ from ..language.layout import EndingWith, Target
 from ..language.node import dependencies
 from ..language.spec import Declaration
 from ..language.vocabulary import Vocabulary, check_spec_ids, describe_id, read_text_config
-from . import outline, placement, text_targets
+from . import outline, placement
 from .guard import PlaceholderGuard
 from .hashes import ItemHasher
 from .hf_calls import HFCall, LazyProcessor, call_together
@@ -33,14 +33,17 @@ from .output import BoundOutput
 from .parsing import ItemBatch
 from .placement import (
     EMPTY,
+    NO_TARGETS,
     ItemLayout,
     LayoutsByModality,
     PlacedPrompt,
     Placement,
     PromptForm,
+    ReservedTargets,
 )
 from .policy import BoundPolicy
 from .processing import ProcessedFields
+from .text_targets import TextTargets
 
 Part: TypeAlias = Literal["prompt", "decoder_prompt"]
 """What a spec may rewrite."""
@@ -76,7 +79,7 @@ class Plan:
         environment: what it is bound to.
         modalities: the bound modalities, by name.
         prompts: the bound `prompt` and `decoder_prompt`.
-        reserved_targets: the targets that can only stand for items, each with its modality.
+        reserved_targets: the targets that can only stand for items.
         runs: the tokens that merge where a layout meets its prompt.
         guard: the placeholder ids, against which prompts and samples are guarded.
         outputs: the bound outputs, by name.
@@ -89,7 +92,7 @@ class Plan:
     environment: Environment
     modalities: dict[str, BoundModality]
     prompts: Mapping[Part, Any]
-    reserved_targets: Mapping[Target, str]
+    reserved_targets: ReservedTargets
     runs: MergedRuns
     guard: PlaceholderGuard
     outputs: Mapping[str, BoundOutput]
@@ -259,7 +262,7 @@ class Plan:
             InputError: a layout is not in the prompt.
         """
         try:
-            placed = self._place_split(expanded, layouts, EMPTY, (PromptForm.EXPANDED,))
+            placed = self._place_split(expanded, layouts, NO_TARGETS, (PromptForm.EXPANDED,))
         except InputError as error:
             expected, got = "the layout of each item", "a prompt without some of them"
             remedy = "Give what expand() returns, and the same items."
@@ -399,24 +402,23 @@ class Plan:
         self.check_bare(prompt, present)
         if not present:
             return PlacedPrompt(list(prompt), [])
-        texts = text_targets.find_text_targets(present, self.reserved_targets)
-        if texts and self.vocabulary is not None:
-            # of items that become ids only, the targets tell whether the prompt is expanded
-            of_ids = {
-                name: item_layouts
-                for name, item_layouts in present.items()
-                if self.modalities[name].is_ids_only
-            }
-            texts_of_ids = text_targets.find_text_targets(of_ids, EMPTY)
-            if texts_of_ids:
-                prompt = text_targets.restore_text_targets(prompt, texts_of_ids, self.vocabulary)
-            expanded = (PromptForm.EXPANDED,)
-            try:
+        if self._text_targets is not None:
+            targets = self._text_targets.find(present)
+            if targets:
+                # of items that become ids only, the targets tell whether the prompt is expanded
+                of_ids = {
+                    name: item_layouts
+                    for name, item_layouts in present.items()
+                    if self.modalities[name].is_ids_only
+                }
+                targets_of_ids = self._text_targets.find_in_layouts(of_ids)
+                if targets_of_ids:
+                    prompt = self._text_targets.restore(prompt, targets_of_ids)
                 # before anything is written anew: a layout may hold the text of a target
-                placed = self._place_split(prompt, present, self.reserved_targets, expanded)
-                return self.runs.merge(placed)
-            except InputError:
-                prompt = text_targets.restore_text_targets(prompt, texts, self.vocabulary)
+                placed = self._place_if_expanded(prompt, present)
+                if placed is not None:
+                    return self.runs.merge(placed)
+                prompt = self._text_targets.restore(prompt, targets)
         return self.runs.merge(self._place_split(prompt, present, self.reserved_targets))
 
     def blame_options(self) -> AbstractContextManager[None]:
@@ -576,9 +578,10 @@ class Plan:
             self._check_targets_without_items(list(prompt))
 
     def _check_targets_without_items(self, ids: list[int]) -> None:
-        texts = text_targets.find_text_targets(EMPTY, self.reserved_targets)
-        if texts and self.vocabulary is not None:
-            ids = text_targets.restore_text_targets(ids, texts, self.vocabulary)
+        if self._text_targets is not None:
+            targets = self._text_targets.find(EMPTY)
+            if targets:
+                ids = self._text_targets.restore(ids, targets)
         placement.place(
             ids,
             {},
@@ -593,6 +596,13 @@ class Plan:
     @cached_property
     def _type_of_ids(self) -> Any:
         return list[Annotated[int, msgspec.Meta(ge=0, lt=self.vocab_size)]]
+
+    @cached_property
+    def _text_targets(self) -> TextTargets | None:
+        """The targets that are texts of several tokens; None for a model without a tokenizer."""
+        if self.vocabulary is None:
+            return None
+        return TextTargets(self.reserved_targets.modality_of, self.vocabulary)
 
     def _process(self, batches: BatchesByModality) -> dict[str, ProcessedFields]:
         fields: dict[str, ProcessedFields] = {}
@@ -685,21 +695,41 @@ class Plan:
             layouts.setdefault(item.modality, []).append(layout)
         return layouts
 
+    def _place_if_expanded(
+        self, prompt: list[int], layouts: LayoutsByModality
+    ) -> PlacedPrompt | None:
+        """Place layouts in a prompt that has all of them already; None for any other prompt."""
+        prompt, layouts = self._split_runs(prompt, layouts)
+        if not placement.may_be_expanded(prompt, layouts):  # nearly always
+            return None
+        try:
+            return placement.place(
+                prompt, layouts, self.spec.name, self.reserved_targets, (PromptForm.EXPANDED,)
+            )
+        except InputError:
+            return None
+
     def _place_split(
         self,
         prompt: list[int],
         layouts: LayoutsByModality,
-        reserved: Mapping[Target, str],
+        reserved: ReservedTargets,
         forms: Sequence[PromptForm] = tuple(PromptForm),
     ) -> PlacedPrompt:
         """Place layouts in a prompt after the tokens that merge are split.
 
         For arguments and errors, see `mmkit.plan.placement.place`.
         """
-        if layouts and self.runs.tokens_by_length:
-            prompt = self.runs.split(prompt)
-            layouts = self.runs.split_layouts(layouts)
+        prompt, layouts = self._split_runs(prompt, layouts)
         return placement.place(prompt, layouts, self.spec.name, reserved, forms, self.vocabulary)
+
+    def _split_runs(
+        self, prompt: list[int], layouts: LayoutsByModality
+    ) -> tuple[list[int], LayoutsByModality]:
+        """Return a prompt and layouts after the tokens that merge are split."""
+        if not layouts or not self.runs.tokens_by_length:
+            return prompt, layouts
+        return self.runs.split(prompt), self.runs.split_layouts(layouts)
 
 
 def find_hidden_size(config: Any) -> int | None:

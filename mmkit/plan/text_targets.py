@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..language.layout import Replace, Target, as_text
@@ -18,63 +18,89 @@ from ..language.vocabulary import Vocabulary
 from .placement import LayoutsByModality
 
 
-def find_text_targets(layouts: LayoutsByModality, reserved: Mapping[Target, str]) -> set[Target]:
-    """Return the targets of several tokens, which a prompt may have as other tokens.
+class TextTarget(NamedTuple):
+    """A target of several tokens, which a prompt may have as other tokens.
 
-    Args:
-        layouts: the layouts of the items, by modality.
-        reserved: further targets, each with its modality.
+    Attributes:
+        ids: its ids, as the tokenizer makes them of the text by itself.
+        text: its text.
+        ids_as_text: its ids as a string; see `mmkit.language.layout.as_text`.
     """
-    targets: set[Target] = set()
-    for target in reserved:
-        if len(target) > 1:
-            targets.add(target)
-    for item_layouts in layouts.values():
-        for layout in set(item_layouts):  # most items of a modality share one
-            for update, target in layout.updates:
-                if isinstance(update, Replace) and len(target) > 1:
-                    targets.add(target)
-    return targets
+
+    ids: Target
+    text: str
+    ids_as_text: str
 
 
-def restore_text_targets(
-    prompt: list[int], targets: Collection[Target], tok: Vocabulary
-) -> list[int]:
-    """Return a prompt in which every target has its own ids.
-
-    No id outside a target changes, except for a token that reaches across its edge: the part
-    outside is encoded again.
+class TextTargets:
+    """The targets of a spec that are texts of several tokens.
 
     Args:
-        prompt: token ids; not changed.
-        targets: their ids, as the tokenizer makes them of the texts by themselves.
+        reserved: the targets that can only stand for items. A spec may have many, such as
+            ``<|image_1|>`` to ``<|image_64|>``: they are decoded once.
         tok: the vocabulary.
     """
-    target_of_text: dict[str, Target] = {}
-    for target in targets:
-        target_of_text[tok.decode_target(target)] = target
-    if _has_only_whole_targets(prompt, target_of_text, tok):  # nearly always
-        return prompt
-    pieces = _PromptPieces(prompt, tok)
-    whole_targets = _find_whole_targets(prompt, targets)
-    ids: list[int] = []
-    end = 0  # in the text, of the target before
-    for match in _find_texts(pieces.text, target_of_text):
-        tokens = pieces.find_tokens(match.start(), match.end())
-        if tokens.overlaps_any(whole_targets):
-            continue
-        before = pieces.encode(end, match.start())
-        if before is None:
-            continue
-        ids += before
-        ids += target_of_text[match[0]]
-        end = match.end()
-    if end == 0:
-        return prompt
-    after = pieces.encode(end, len(pieces.text))
-    if after is None:
-        return prompt
-    return ids + after
+
+    def __init__(self, reserved: Iterable[Target], tok: Vocabulary) -> None:
+        self._tok = tok
+        self._reserved: dict[Target, TextTarget] = {}
+        for target in reserved:
+            if len(target) > 1:
+                self._reserved[target] = self._decode(target)
+
+    def find(self, layouts: LayoutsByModality) -> list[TextTarget]:
+        """Return the reserved targets of several tokens, and those of the layouts of items."""
+        targets = dict(self._reserved)
+        for target in self.find_in_layouts(layouts):
+            targets[target.ids] = target
+        return list(targets.values())
+
+    def find_in_layouts(self, layouts: LayoutsByModality) -> list[TextTarget]:
+        """Return the targets of several tokens of the layouts of items."""
+        targets: dict[Target, TextTarget] = {}
+        for item_layouts in layouts.values():
+            for layout in set(item_layouts):  # most items of a modality share one
+                for update, target in layout.updates:
+                    if len(target) > 1 and isinstance(update, Replace):
+                        targets[target] = self._reserved.get(target) or self._decode(target)
+        return list(targets.values())
+
+    def restore(self, prompt: list[int], targets: Sequence[TextTarget]) -> list[int]:
+        """Return a prompt in which every target has its own ids.
+
+        No id outside a target changes, except for a token that reaches across its edge: the part
+        outside is encoded again.
+
+        Args:
+            prompt: token ids; not changed.
+            targets: what `find` or `find_in_layouts` returns.
+        """
+        if _has_only_whole_targets(prompt, targets, self._tok):  # nearly always
+            return prompt
+        pieces = _PromptPieces(prompt, self._tok)
+        whole_targets = _find_whole_targets(prompt, targets)
+        ids_of_text = {target.text: target.ids for target in targets}
+        ids: list[int] = []
+        end = 0  # in the text, of the target before
+        for match in _find_texts(pieces.text, ids_of_text):
+            tokens = pieces.find_tokens(match.start(), match.end())
+            if tokens.overlaps_any(whole_targets):
+                continue
+            before = pieces.encode(end, match.start())
+            if before is None:
+                continue
+            ids += before
+            ids += ids_of_text[match[0]]
+            end = match.end()
+        if end == 0:
+            return prompt
+        after = pieces.encode(end, len(pieces.text))
+        if after is None:
+            return prompt
+        return ids + after
+
+    def _decode(self, target: Target) -> TextTarget:
+        return TextTarget(target, self._tok.decode_target(target), as_text(target))
 
 
 def spells_target(ids: Sequence[int], target: Target, tok: Vocabulary | None) -> bool:
@@ -110,23 +136,23 @@ class _Range(NamedTuple):
 
 
 def _has_only_whole_targets(
-    prompt: list[int], target_of_text: Mapping[str, Target], tok: Vocabulary
+    prompt: list[int], targets: Sequence[TextTarget], tok: Vocabulary
 ) -> bool:
     """Return whether each text stands in the prompt as often as its target's ids do."""
     text = tok.decode_simple(prompt)
     if text is None:
         return False
     ids_as_text = as_text(prompt)
-    for target_text, target in target_of_text.items():
-        if text.count(target_text) != ids_as_text.count(as_text(target)):
+    for target in targets:
+        if text.count(target.text) != ids_as_text.count(target.ids_as_text):
             return False
     return True
 
 
-def _find_texts(text: str, target_of_text: Mapping[str, Target]) -> list[re.Match[str]]:
+def _find_texts(text: str, target_texts: Iterable[str]) -> list[re.Match[str]]:
     """Return where the texts of targets stand in a text, without overlaps, the longest first."""
     patterns: list[str] = []
-    for target_text in sorted(target_of_text, key=len, reverse=True):
+    for target_text in sorted(target_texts, key=len, reverse=True):
         if target_text.strip():
             patterns.append(re.escape(target_text))
     if not patterns:
@@ -134,17 +160,16 @@ def _find_texts(text: str, target_of_text: Mapping[str, Target]) -> list[re.Matc
     return list(re.finditer("|".join(patterns), text))
 
 
-def _find_whole_targets(prompt: list[int], targets: Collection[Target]) -> list[_Range]:
+def _find_whole_targets(prompt: list[int], targets: Sequence[TextTarget]) -> list[_Range]:
     """Return the positions of a prompt at which targets stand with their own ids."""
     prompt_text = as_text(prompt)
     ranges: list[_Range] = []
     for target in targets:
-        target_text = as_text(target)
-        start = prompt_text.find(target_text)
+        start = prompt_text.find(target.ids_as_text)
         while start >= 0:
-            stop = start + len(target)
+            stop = start + len(target.ids)
             ranges.append(_Range(start, stop))
-            start = prompt_text.find(target_text, stop)
+            start = prompt_text.find(target.ids_as_text, stop)
     return ranges
 
 

@@ -55,7 +55,7 @@ from mmkit.language.field import identity
 from mmkit.language.vocabulary import Vocabulary
 from mmkit.plan.bind import plan_for_options
 from mmkit.plan.layouts import TooManyRows
-from mmkit.plan.placement import NotFound, PromptForm, place
+from mmkit.plan.placement import NotFound, PromptForm, ReservedTargets, place
 
 from .common import CONFIG, Tokenizer, bind_modality, bind_plan, make_item_layout, make_modality, refuses
 
@@ -1304,9 +1304,15 @@ def test_a_placeholder_beside_an_item_at_the_start():
 
 def test_a_target_without_its_item():
     with rejects(InputError, "spec.m: expected one item per target, got the target [2] without its item. Send …"):
-        place([1, 2], {}, "spec", {(2,): "m"})
+        place([1, 2], {}, "spec", ReservedTargets({(2,): "m"}))
     with rejects(InputError, "spec.m: expected one item per target, got the target '<graph>' without its item. …"):
-        place(get_characters("a<graph>"), {}, "spec", {tuple(get_characters("<graph>")): "m"}, tok=CHARACTERS)
+        place(
+            get_characters("a<graph>"),
+            {},
+            "spec",
+            ReservedTargets({tuple(get_characters("<graph>")): "m"}),
+            tok=CHARACTERS,
+        )
 
 
 @pytest.mark.parametrize("prompt", [[7, 1, 8, 9, 3, 9, 1], [7, 1, 8, 1, 3]])

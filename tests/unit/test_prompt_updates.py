@@ -12,7 +12,7 @@ from mmkit import InputError, ModelSpec, Tensor, already_expanded, cfg, embed, i
 from mmkit.language.expr import Scope
 from mmkit.language.layout import nothing
 from mmkit.language.vocabulary import Vocabulary
-from mmkit.plan.placement import EMPTY, NotFound, place
+from mmkit.plan.placement import NO_TARGETS, NotFound, ReservedTargets, place
 from tests.profiles import scaled
 from tests.spaced import make_spaced_tokenizer
 
@@ -30,7 +30,7 @@ def make_layout_of_alternatives(alternatives):
     return make_item_layout(layout, updates, embed_ids)
 
 
-def place_with_mmkit(prompt, items, reserved=EMPTY):
+def place_with_mmkit(prompt, items, reserved=NO_TARGETS):
     """Place items of naive.py, and return what naive.place returns."""
     before = list(prompt)
     layouts = {}
@@ -95,7 +95,8 @@ def requests(draw):
 def test_agrees_with_the_naive_reference(request_):
     """Whatever is written, expanded, missing or too much. What is expanded is not expanded again."""
     prompt, items, surplus = request_
-    result = place_with_mmkit(prompt, items, {tuple(target): "a" for target in surplus})
+    reserved = ReservedTargets({tuple(target): "a" for target in surplus})
+    result = place_with_mmkit(prompt, items, reserved)
     event("placed" if result else "refused")
     assert result == naive.place(prompt, items, surplus)
     if result is not None:

@@ -69,7 +69,7 @@ def plan() -> Plan:
 def test_bind_evaluates_what_config_and_tokenizer_decide(plan: Plan) -> None:
     modality = plan.modalities["series"]
     assert repr(modality.item.shape) == "(between(1, 16),)"
-    assert plan.reserved_targets == {(SERIES,): "series"}
+    assert plan.reserved_targets.modality_of == {(SERIES,): "series"}
 
 
 def test_bind_finds_the_placeholder_ids_that_prompts_and_answers_must_not_have(plan: Plan) -> None:
