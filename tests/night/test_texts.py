@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from examples.server import Server
-from tests.unit.test_vocabulary import ADDED, SPECIAL
+from mmkit.language.vocabulary import Vocabulary
+from tests.unit.test_vocabulary import ADDED, SPECIAL, make_tokenizer
 
 from .texts import UNLUCKY, make_checkpoint
 
@@ -40,13 +41,20 @@ def test_a_server_survives_texts_that_spell_tokens_and_rows_that_are_missing(tmp
         expected = send("mean 1.5").json()["choices"][0]["token_ids"]
         for word in (*SPECIAL, *ADDED, "<ts_", "patch>"):
             answer = send(f"a{word}b")
-            if word in ("<ts>", "<ts_patch>"):
+            if word in ("<ts>", "<ts_patch>", "<|image_1|>"):
                 assert answer.status_code == 400, (word, answer.text)
                 sentence = f"texts.ts[0].text: expected a text without '{word}', which stands for an item"
                 assert sentence in answer.text
             else:
                 assert answer.status_code == 200, (word, answer.text)
             check_that_the_server_lives()
+
+        for text in ("mean 1.5", "a</s>b", "x" * 200):
+            check_note(server.url, text)
+        refused = generate(server.url, "x<|image_1|>y", {"note": ["a<ts>"]})
+        assert refused.status_code == 400
+        assert "texts.note[0]: expected a text without '<ts>'" in refused.text
+        check_that_the_server_lives()
 
         assert send("mean 1.5", UNLUCKY).status_code == 200
         check_that_the_server_lives()
@@ -56,3 +64,20 @@ def test_a_server_survives_texts_that_spell_tokens_and_rows_that_are_missing(tmp
         "mmkit: texts.ts, embed_ts, item 0: expected 3 encoder rows, got 2. Return one row per embed() position. The "
     )
     assert line in (tmp_path / "log").read_text()
+
+
+def generate(url: str, prompt: str | list[int], items: dict[str, Any]) -> httpx.Response:
+    body = {"prompt": prompt, "items": items, "sampling_params": {"max_tokens": 8, "temperature": 0}}
+    return httpx.post(f"{url}/v1/mm/generate", json=body, timeout=120)
+
+
+def check_note(url: str, text: str) -> None:
+    """Check that a note becomes the ids of its text, and that these alone have the same answer."""
+    tokenizer = make_tokenizer("bytes")
+    vocabulary = Vocabulary(tokenizer)
+    ids = vocabulary.text("x") + vocabulary.text("[{}]", text) + vocabulary.text("y")
+    answer = generate(url, "x<|image_1|>y", {"note": [text]})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["prompt_tokens"] == len(ids)
+    alone = generate(url, ids, {})
+    assert alone.json()["choices"][0]["token_ids"] == answer.json()["choices"][0]["token_ids"]

@@ -1,7 +1,7 @@
 """A language model that reads time series, each with a text in front of it.
 
 `process` makes the ids of a whole item, among them those of the caller's text. The encoder has a bug: it returns one
-row too few for a series that begins with `UNLUCKY`.
+row too few for a series that begins with `UNLUCKY`. A note becomes the ids of its text only.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from mmkit import (
     between,
     cfg,
     fields,
+    item,
     replace,
     select,
     tok,
@@ -49,11 +50,11 @@ def process_series(items: list[dict[str, Any]], scope: Any) -> dict[str, Any]:
     """Return the values of each item, and its ids: a text, and a placeholder for each patch of the series."""
     values = []
     ids = []
-    for item in items:
-        num_patches = math.ceil(len(item["values"]) / PATCH)
-        ids_of_text = list(scope.tok.text("{}", item["text"]))
+    for part in items:
+        num_patches = math.ceil(len(part["values"]) / PATCH)
+        ids_of_text = list(scope.tok.text("{}", part["text"]))
         placeholders = [scope.tok["<ts_patch>"]] * num_patches
-        values.append(item["values"])
+        values.append(part["values"])
         ids.append(torch.tensor(ids_of_text + placeholders))
     return {"values": values, "ids": ids}
 
@@ -68,6 +69,7 @@ TEXTS = ModelSpec(
         fields={"values": batched(), "ids": batched(hidden=True)},
         process=process_series,
     ),
+    Modality("note", item=Text(most=200), layout=tok.text("[{}]", item.text), update=replace(tok["<|image_1|>"])),
 )
 
 
