@@ -42,6 +42,7 @@ from mmkit.testing.differences import find_difference
 from tests import ROOT, hf_law
 from tests.oracles import SYSTEMS, compare_results, hand_written, processor, replay
 from tests.profiles import scaled
+from tools import outlines
 from tools.lines import count_code_lines
 
 # -- stored cases ------------------------------------------------------------------------------------------------------
@@ -125,6 +126,13 @@ def test_the_docs_state_the_lines_of_each_spec_and_the_number_of_its_stored_case
         source = Path(path).read_text()
         counted[path] = (count_code_lines(source, imports=False), len(system.cases()))
     assert in_docs == counted
+
+
+def test_the_page_says_which_specs_can_be_outlined() -> None:
+    page = outlines.PAGE.read_text(encoding="utf-8")
+    assert page == outlines.write_page()
+    refused = re.findall(r"^\| \[(\w+)\]\S* \| (\w+) \| no \|", page, re.MULTILINE)
+    assert set(refused) < set(outlines.REASONS)
 
 
 # -- the classes themselves --------------------------------------------------------------------------------------------
@@ -459,6 +467,7 @@ LEFT_OUT: dict[str, set[str]] = {
     "reference": {"fuyu", "florence2", "molmo", "internvl2", "qwen_vl", "ultravox", "whisper", "phi3v"},
     "positions": SYSTEMS.keys() - {"qwen2_vl", "qwen3_vl"},  # positions of one dimension
     "outputs": {*SYSTEMS},  # none declares outputs
+    "ids_only": {*SYSTEMS},  # every item has placeholders
     "outline": {"ultravox"},  # its processor alone tells the length of each chunk
 }
 """Systems about which a law has nothing to say: no embeddings, a Hugging Face processor that writes no

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from mmkit.vllm_api.media import AudioMediaIO
 from tests import ROOT, hf_law
 from tests.oracles import processor
 from tests.profiles import scaled
-from tools import outlines
 
 needs_frames = pytest.mark.skipif(
     not hasattr(vllm_hasher, "_framed"), reason="vLLM before 0.31 hashes the common part otherwise"
@@ -185,13 +183,3 @@ def test_facts_without_content_have_no_hash_by_vllm_either() -> None:
     ids = replica.plan.shortest_prompt(replica.plan.parse_facts(facts))
     hasher = VllmItemHasher("blake3", replica.info.model_id)
     assert replica.plan.outline(ids, facts, hasher=hasher).hashes == {"image": [None]}
-
-
-# -- the page ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_page_says_which_specs_can_be_outlined() -> None:
-    page = outlines.PAGE.read_text(encoding="utf-8")
-    assert page == outlines.write_page()
-    refused = re.findall(r"^\| \[(\w+)\]\S* \| (\w+) \| no \|", page, re.MULTILINE)
-    assert set(refused) < set(outlines.REASONS)
