@@ -86,6 +86,7 @@ DECLARATIVE = [
     "examples.gallery.blip2:BLIP2",
     "examples.gallery.chameleon:CHAMELEON",
     "examples.gallery.paligemma:PALIGEMMA",
+    "examples.gallery.pixtral:PIXTRAL_HF",
     "examples.gallery.qwen2_audio:QWEN2_AUDIO",
     "examples.gallery.ultravox:ULTRAVOX",
     "examples.llava_like.spec:LLAVA_LIKE",
