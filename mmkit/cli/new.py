@@ -3,9 +3,9 @@
 The package is trained, served, and passes its own tests as it is. The examples are 9 MB, to run and
 to change.
 
-The package has a spec, data, an encoder, the models for transformers and for vLLM, training, a
-script that asks a server, an entry point, tests of laws and engine, and a CI file. A pretrained
-language model gets low-rank changes in training, and vLLM's own class runs it. Refused
+The package has a spec, data, an encoder, a model of transformers, training, a script that asks a
+server, an entry point, and tests of laws and engine. vLLM serves the class that was trained, by its
+Transformers backend. A pretrained language model gets low-rank changes in training. Refused
 (`MmkitError`) are a name that is no identifier or is taken, several modalities, an unknown kind, a
 folder that exists already or cannot be written, and a language model that cannot be used.
 """
@@ -30,7 +30,7 @@ from ..errors import MmkitError
 from ..generate import class_prefix
 from ..language.expr import fields
 from ..language.names import find_owner_of_field_name, find_owner_of_modality_name
-from .common import describe_error, find_checkpoint, find_shipped, require_vllm
+from .common import describe_error, find_checkpoint, find_shipped
 
 KINDS = ("series", "vectors", "image", "audio", "record")
 """The kinds of items: rows of numbers of which several share a position, rows with a position each,
@@ -45,7 +45,6 @@ Pretrained = Annotated[Path | None, Option(metavar="DIR", help=PRETRAINED_HELP)]
 _FRESH = {
     "Language": "Llama",
     "Config": "LlamaConfig",
-    "vllm_module": "vllm.model_executor.models.llama",
     "minutes": "a minute on one core",
     "options": "--dtype float32",
     "language_text": "a small Llama of random weights",
@@ -248,13 +247,12 @@ def _describe_language_model(folder: Path, package: Path) -> dict[str, str]:
 
     Raises:
         MmkitError: no such folder, no tokenizer, no weights or quantized ones, or an architecture
-            that vLLM or transformers does not have as a causal language model.
+            that transformers does not have as a causal language model, or whose attention vLLM
+            cannot replace.
     """
     where = f"--language-model {folder}"
-    with require_vllm():
-        import transformers
+    import transformers
 
-        from ..vllm_api.models import find_vllm_module
     from ..training.saving import has_tokenizer
 
     path = find_checkpoint(folder, "--language-model")
@@ -270,13 +268,17 @@ def _describe_language_model(folder: Path, package: Path) -> dict[str, str]:
         raise MmkitError(where, "a tokenizer with an end token", "one without")
     architecture = (config.architectures or ["none"])[0]
     config_class = type(config).__name__
-    module = find_vllm_module(architecture)
     names = dir(transformers)
-    is_known = architecture in names and config_class in names and module is not None
+    is_known = architecture in names and config_class in names
     if not architecture.endswith("ForCausalLM") or not is_known:
         expected = "the architecture of a causal language model, as Qwen2ForCausalLM, of which "
-        expected += "transformers and vLLM have a class"
+        expected += "transformers has a class"
         raise MmkitError(where, expected, architecture)
+    modeling = sys.modules[getattr(transformers, architecture).__module__]
+    # the table by which vLLM puts its attention into a model of transformers
+    if not hasattr(modeling, "ALL_ATTENTION_FUNCTIONS"):
+        expected = "a language model whose attention vLLM can replace"
+        raise MmkitError(where, expected, f"{architecture}, whose attention is its code's")
     weights = list(path.glob("*.safetensors"))
     weights += path.glob("pytorch_model*.bin")
     if not weights:
@@ -286,7 +288,6 @@ def _describe_language_model(folder: Path, package: Path) -> dict[str, str]:
     return {
         "Language": architecture.removesuffix("ForCausalLM"),
         "Config": config_class,
-        "vllm_module": module,
         "minutes": "trains the encoder, and low-rank changes of the language model",
         "options": "--max-model-len 1024",
         "language_text": f"that of {path.resolve().name}, with low-rank changes; its path is there",

@@ -87,17 +87,6 @@ def prepare(model: Any, spec: Declaration) -> None:
     model.merge_by_field_config = True
 
 
-def find_vllm_module(architecture: str) -> str | None:
-    """Return the module of vLLM's own class of an architecture.
-
-    Return None where vLLM has no class of that name.
-    """
-    registered: Any = ModelRegistry.models.get(architecture)
-    if getattr(registered, "class_name", "") != architecture:
-        return None
-    return str(registered.module_name)
-
-
 class CurrentModel(NamedTuple):
     """A model that vLLM is constructing.
 

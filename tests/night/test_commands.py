@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from transformers import LlamaConfig, Qwen2Config
+from transformers import LlamaConfig, Olmo2Config, Qwen2Config
 
 from examples.server import Server
 from examples.terra.configuration import LlamaActionConfig
@@ -79,6 +79,12 @@ def test_a_new_package_with_qwen2_as_its_language_model(tmp_path: Path) -> None:
 
 def test_a_new_package_with_llama_as_its_language_model(tmp_path: Path) -> None:
     base = train_language_model(tmp_path / "base", LlamaConfig, chat_template=None)
+    folder = new("package", "thing", tmp_path, kind="series", language_model=base)
+    check_commands_of_readme(folder, tmp_path)
+
+
+def test_a_new_package_with_a_language_model_that_vllms_own_classes_do_not_serve(tmp_path: Path) -> None:
+    base = train_language_model(tmp_path / "base", Olmo2Config, chat_template=None)
     folder = new("package", "thing", tmp_path, kind="series", language_model=base)
     check_commands_of_readme(folder, tmp_path)
 

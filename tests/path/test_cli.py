@@ -16,7 +16,7 @@ import pytest
 from hypothesis import strategies as st
 from PIL import Image as PILImage
 from torch import nn
-from transformers import Qwen2Config
+from transformers import Cohere2Config, GPTNeoXConfig, Olmo2Config, PhiConfig, Qwen2Config, StableLmConfig
 from typer.testing import CliRunner
 from vllm import ModelRegistry
 
@@ -522,7 +522,8 @@ def test_the_examples_are_refused_where_no_folder_can_be_written(tmp_path: Path)
         ("config.json", "", "expected a folder with a config.json, got a folder without one."),
         ("tokenizer.json", "", "expected a folder with a tokenizer, got one without."),
         ("model.safetensors", "", "expected a folder with weights, as *.safetensors, got one without."),
-        ("", "GPTNeoXForCausalLM", "of which transformers and vLLM have a class, got GPTNeoXForCausalLM."),
+        ("", "NoSuchForCausalLM", "of which transformers has a class, got NoSuchForCausalLM."),
+        ("", "BloomForCausalLM", "a language model whose attention vLLM can replace, got BloomForCausalLM, whose"),
         ("", "Qwen2VLForConditionalGeneration", "the architecture of a causal language model, as Qwen2ForCausalLM"),
     ],
 )
@@ -537,6 +538,14 @@ def test_a_language_model_that_cannot_be_used(without: str, architecture: str, s
     assert status == 2
     assert error.startswith(f"--language-model {base}: ")
     assert sentence in error
+
+
+@pytest.mark.parametrize("config_class", [Cohere2Config, GPTNeoXConfig, Olmo2Config, PhiConfig, StableLmConfig])
+def test_language_models_that_vllms_own_classes_do_not_serve(config_class: Any, tmp_path: Path) -> None:
+    base = train_language_model(tmp_path / "base", config_class, chat_template=None, steps=0)
+    status, _, error = invoke("new", "other", "--modality", "series", "--into", tmp_path, "--language-model", base)
+    assert status == 0, error
+    assert not (tmp_path / "other" / "other" / "vllm_model.py").exists()
 
 
 def test_a_package_holds_no_path_of_this_machine(tmp_path: Path) -> None:
