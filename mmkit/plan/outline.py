@@ -154,7 +154,7 @@ def check_uuid(item: Item, modality: BoundModality) -> None:
     Raises:
         InputError: names the item.
     """
-    if not isinstance(item.uuid, str | None):
+    if item.uuid is not None and not isinstance(item.uuid, str):
         where = f"{modality.where}[{item.index}]"
         got = f"{type(item.uuid).__name__} {item.uuid!r}"
         raise InputError(where, "a string in multi_modal_uuids", got)

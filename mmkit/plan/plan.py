@@ -568,7 +568,7 @@ class Plan:
             InputError: names the modality and how many placeholder ids there are.
         """
         self.guard.check_bare(prompt, present)
-        if self.spec.is_raw:
+        if self._is_raw:
             missing_names = set(self.modalities).difference(present)
             if missing_names:
                 where = f"{self.spec.name}.{min(missing_names)}"
@@ -596,6 +596,11 @@ class Plan:
     @cached_property
     def _type_of_ids(self) -> Any:
         return list[Annotated[int, msgspec.Meta(ge=0, lt=self.vocab_size)]]
+
+    @cached_property
+    def _is_raw(self) -> bool:
+        """`spec.is_raw`, which asks each modality."""
+        return self.spec.is_raw
 
     @cached_property
     def _text_targets(self) -> TextTargets | None:

@@ -32,7 +32,8 @@ def upright_rgb(image: Any, where: str) -> Any:
     Raises:
         InputError: its file is damaged, or it has more than 8 bits per channel.
     """
-    check_depth(image, where)
+    if image.mode != "RGB":  # most are
+        check_depth(image, where)
     _load(image, where)
     with suppress(Exception):  # of EXIF data that cannot be read; the pixels are loaded
         if image.getexif().get(_ORIENTATION, 1) != 1:
