@@ -12,7 +12,7 @@ from typing import Annotated
 import torch
 import typer
 
-ALL = ("startup", "overhead", "outline", "render", "terra_cpu", "serve_load", "terra_gpu")
+ALL = ("startup", "overhead", "outline", "render", "terra_cpu", "serve_load", "robots", "terra_gpu")
 
 
 def main(

@@ -44,3 +44,8 @@ def test_every_part_of_the_gpus_benchmark_runs_tiny(tmp_path: Path) -> None:
     for row in rows:
         assert row["frames_per_second"] > 0
         assert 0 < row["of_bound"] < 1
+
+
+def test_robots(tmp_path: Path) -> None:
+    results = run_benchmark(tmp_path, "robots", "--observations", "4")
+    assert all(part["median_ms"] > 0 for part in results["parts"].values())
