@@ -104,7 +104,7 @@ from mmkit.cli import main
 from tests.night.one_classes import register
 
 register()
-sys.argv = ["mmkit", "check", "examples.series.spec:WAVES", sys.argv[1], "-k", "logprobs"]
+sys.argv = ["mmkit", "check", "examples.series.spec:WAVES", "--config", sys.argv[1], "-k", "logprobs"]
 main()
 """
 
