@@ -78,8 +78,8 @@ def check_laws(base: str, laws: list[str], not_applicable: set[str]) -> None:
 
 
 def test_a_correct_spec_with_a_model_passes_all_laws() -> None:
-    # it has no Hugging Face processor, positions of one dimension, and a class for vLLM
-    check_laws("mixed", list(LAWS), {"reference", "positions", "logprobs"})
+    # it has no Hugging Face processor, positions of one dimension, rows for each item, and a class for vLLM
+    check_laws("mixed", list(LAWS), {"reference", "positions", "ids_only", "logprobs"})
 
 
 def test_a_correct_model_by_hand_passes_the_laws_of_models() -> None:
@@ -88,7 +88,7 @@ def test_a_correct_model_by_hand_passes_the_laws_of_models() -> None:
 
 def test_a_correct_spec_without_a_tokenizer_passes_the_laws_that_need_no_model() -> None:
     without_model = [name for name in LAWS if not LAWS[name].needs_model]
-    check_laws("robot", without_model, {"reference", "positions", "text", "embeds", "outputs"})
+    check_laws("robot", without_model, {"reference", "positions", "text", "embeds", "outputs", "ids_only"})
 
 
 @pytest.mark.parametrize("law", ["identity", "independence", "cache"])

@@ -18,8 +18,8 @@ from tests.unit import test_plugins_in_the_field as plain
 MARKS = ["<|AUDIO|>", "<|object_ref_start|>", "<|box_start|>", "<|object_ref_end|>", "<|audio|>"]
 WORDS = ["<unk>", "<s>", "</s>"] + MARKS + [f"w{number}" for number in range(300)]
 SPECS = {name: plain.AUDIO_MODELS[name] for name in ("VibeVoice", "NeMo", "NeMo in chunks")}
-SAYS_NOTHING = {"embeds", "reference", "positions", "outputs"}
-"""No embeddings, no Hugging Face processor, positions of one dimension, no outputs."""
+SAYS_NOTHING = {"embeds", "reference", "positions", "outputs", "ids_only"}
+"""No embeddings, no Hugging Face processor, positions of one dimension, no outputs, and rows for each item."""
 
 
 LAWS_WITHOUT_MODEL = [name for name, law in LAWS.items() if not law.needs_model]
