@@ -1,4 +1,6 @@
-"""Everything of vLLM that mmkit replaces, where vLLM has no hook: CONTRIBUTING.md has the table.
+"""What a processor of a spec replaces in vLLM, where vLLM has no hook.
+
+CONTRIBUTING.md has the table, and what a server and the plugin replace beside it.
 
 It is replaced when a process makes its first processor of a spec, so in no process that serves
 none, and only where the release needs it. A function ``wrap_...`` gets a part of vLLM and returns

@@ -23,9 +23,9 @@ def make_llava_like(folder: Path) -> Subject:
 @pytest.mark.parametrize(
     ("name", "not_applicable"),
     [
-        pytest.param("terra", {"text", "embeds", "reference", "positions"}, id="terra"),
-        pytest.param("llava_like", {"positions", "outputs"}, id="llava_like"),
-        pytest.param("series", {"embeds", "reference", "positions", "outputs"}, id="series"),
+        pytest.param("terra", {"text", "embeds", "reference", "positions", "ids_only", "logprobs"}, id="terra"),
+        pytest.param("llava_like", {"positions", "outputs", "ids_only", "logprobs"}, id="llava_like"),
+        pytest.param("series", {"embeds", "reference", "positions", "outputs", "ids_only", "logprobs"}, id="series"),
     ],
 )
 def test_an_example_satisfies_each_law_that_applies_to_it(name: str, not_applicable: set[str], tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_the_openapi_document_has_the_routes(server: Server) -> None:
     body = paths["/v1/mm/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert {"prompt", "items", "sampling_params", "stream"} <= set(body["properties"])
     description = paths["/v1/mm/modalities"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
-    answer = httpx.get(f"{server.url}/v1/mm/modalities", timeout=clients.WAIT).json()
+    answer = httpx.get(f"{server.url}/v1/mm/modalities", headers=clients.HEADERS, timeout=clients.WAIT).json()
     jsonschema.validate(answer, description)
     (actions,) = answer["modalities"]
     assert actions["item"] == {"type": "Tensor", "shape": [6, 3], "bound": 1000.0, "largest": "((6, 3),)"}
