@@ -182,6 +182,8 @@ class {name}(TransformersModel):
 
 '''
     for modality in spec.modalities:
+        if modality.is_ids_only:
+            continue
         method = f"embed_{modality.name}"
         if not callable(getattr(model, method, None)):
             fields = ", ".join(modality.fields)

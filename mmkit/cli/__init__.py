@@ -1,4 +1,4 @@
-"""The command `mmkit`: ``mmkit show | check | compare | diff | doctor | new | examples | eject``.
+"""The command `mmkit`, whose subcommands are in `commands.SUBCOMMANDS`.
 
 Each subcommand is a function of the module of its name; `commands` is the command line.
 """

@@ -24,14 +24,10 @@ from ..model_spec import ModelSpec
 from ..plan.pieces import compare_pieces
 from ..plan.plan import Plan
 
-Spec = Annotated[
-    str,
-    Argument(
-        metavar="SPEC",
-        help="A spec, as package.module:SPEC, or the file of a document.",
-        show_default=False,
-    ),
-]
+SPEC_HELP = "A spec, as package.module:SPEC."
+Spec = Annotated[str, Argument(metavar="SPEC", help=SPEC_HELP, show_default=False)]
+DOCUMENT_HELP = "A spec, as package.module:SPEC, or the file of a document."
+SpecOrDocument = Annotated[str, Argument(metavar="SPEC", help=DOCUMENT_HELP, show_default=False)]
 FOLDER = Option(metavar="DIR", help="Folder of a checkpoint; it needs no weights.")
 Config = Annotated[Path, FOLDER]
 Trust = Annotated[bool, Option("--trust-remote-code", help="Run code that the checkpoint brings.")]

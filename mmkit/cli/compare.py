@@ -18,15 +18,15 @@ from typer import Exit, Option
 
 from ..errors import MmkitError
 from ..importing import import_named
-from ..model_spec import ModelSpec
 from ..plan.plan import Plan
 from .common import (
     Config,
-    Spec,
+    SpecOrDocument,
     Trust,
     count_noun,
     describe_error,
     find_checkpoint,
+    load_spec,
     open_checkpoint,
     parse_items,
 )
@@ -44,7 +44,7 @@ Known = Annotated[list[str] | None, Option("--known", metavar="REGEX", help=KNOW
 
 
 def compare(
-    spec: Spec,
+    spec: SpecOrDocument,
     config: Config,
     model_class: Class,
     requests: Requests = None,
@@ -65,7 +65,7 @@ def compare(
             re.compile(pattern)
         except re.error as error:
             raise MmkitError("--known", "a regular expression", describe_error(error)) from error
-    declared: ModelSpec = import_named(spec, ModelSpec)
+    declared = load_spec(spec, import_functions=trust_remote_code)
     model: type = import_named(model_class, type)
     if find_factories(model) is None:
         where = f"--class {model_class}"

@@ -17,17 +17,28 @@ from rich.text import Text
 from typer import Option
 
 from ..errors import MmkitError
-from ..importing import import_named
 from ..language.items import ItemType
 from ..language.items.facts import Facts, TensorFacts
-from ..model_spec import ModelSpec
 from ..plan.outline import Outline, read_audio_file, read_image_file
 from ..plan.plan import Plan
-from .common import Config, Spec, Trust, count_noun, describe_error, open_checkpoint, parse_item
+from .common import (
+    Config,
+    SpecOrDocument,
+    Trust,
+    count_noun,
+    describe_error,
+    load_spec,
+    open_checkpoint,
+    parse_item,
+)
 from .show import Prompt, parse_prompt
 
 Items = Annotated[
-    list[str] | None, Option(metavar="MODALITY=FORM", help="As image=1280x720, or a file.")
+    list[str] | None,
+    Option(
+        metavar="MODALITY=FORM",
+        help="Add an item, for example image=1280x720, or a file. Repeatable.",
+    ),
 ]
 
 _READERS: Mapping[str, Any] = {
@@ -42,7 +53,7 @@ _READERS: Mapping[str, Any] = {
 
 
 def outline(
-    spec: Spec,
+    spec: SpecOrDocument,
     config: Config,
     prompt: Prompt = None,
     item: Items = None,
@@ -53,7 +64,7 @@ def outline(
     An item is sizes, JSON or a file. A hash is that of a server whose --model is the text of
     --config; of sizes alone there is none.
     """
-    declared: ModelSpec = import_named(spec, ModelSpec)
+    declared = load_spec(spec, import_functions=trust_remote_code)
     info = open_checkpoint(declared, config, trust_remote_code=trust_remote_code)
     plan: Plan = info.plan
     data: dict[str, list[Any]] = {}

@@ -39,7 +39,7 @@ from ..plan.plan import Plan, Preview
 from .common import (
     FOLDER,
     VISIBLE,
-    Spec,
+    SpecOrDocument,
     Trust,
     count_noun,
     describe_error,
@@ -72,7 +72,7 @@ MAX_WORDS_AFTER = 20
 
 
 def show(
-    spec: Spec,
+    spec: SpecOrDocument,
     config: Annotated[Path | None, FOLDER] = None,
     prompt: Prompt = None,
     item: Items = None,

@@ -12,9 +12,12 @@ from typing import Any, NoReturn, TypeVar, get_args
 from pydantic import ValidationError
 
 from ..errors import SpecError, locate_errors
-from ..language.expr import Expr
+from ..language.expr import Expr, is_operation
+from ..language.field import HF
 from ..language.items import ItemType
+from ..language.items.tensor import Text
 from ..language.layout import Layout
+from ..language.modality import Modality
 from ..language.node import Node, is_equal_declaration
 from ..language.spec import Declaration
 from .functions import FunctionReader, Functions, FunctionStubs, FunctionWriter
@@ -85,7 +88,36 @@ def from_document(
         arguments = model.build_arguments()
         name = arguments.pop("name")
         modalities = arguments.pop("modalities")
+        for modality in modalities:
+            _check_texts_for_hf(modality)
         return kind(name, *modalities, **arguments)
+
+
+TEXT_ARGUMENTS = frozenset({"text", "text_pair"})
+"""The arguments of transformers' processors that take a text for what it says. Of a text in another
+one, such as `images`, they read a file or an address."""
+
+
+def _check_texts_for_hf(modality: Modality) -> None:
+    """Refuse a caller's texts in arguments of a processor that may read files of their names.
+
+    A function of the author knows what it does with a text.
+
+    Raises:
+        SpecError: names the argument.
+    """
+    process = modality.process
+    if not isinstance(process, HF) or (
+        isinstance(process.processor, Expr) and is_operation(process.processor, "function", "later")
+    ):
+        return
+    types: Mapping[str, ItemType] = modality.item.parts or {modality.name: modality.item}
+    for name, item_type in types.items():
+        argument = process.inputs.get(name, name)
+        if isinstance(item_type, Text) and argument not in TEXT_ARGUMENTS:
+            expected = f"a text as {' or '.join(sorted(TEXT_ARGUMENTS))} of a processor"
+            remedy = f'Write "inputs": {{"{name}": "text"}}.'
+            raise SpecError(f"{modality.name}, process", expected, f"as {argument!r}", remedy)
 
 
 def describe_item(item_type: ItemType) -> dict[str, Any] | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ..language.node import is_equal_declaration
+
 
 class Difference(NamedTuple):
     """A part that two documents have in different forms, or that one of them lacks.
@@ -39,7 +41,7 @@ def _compare(path: str, first: Any, second: Any) -> Iterator[Difference]:
         for name in list(first) + [name for name in second if name not in first]:
             inner_path = f"{path}.{name}" if path else name
             yield from _compare(inner_path, first.get(name), second.get(name))
-    elif first != second:
+    elif not is_equal_declaration(first, second):
         yield Difference(path, first, second)
 
 

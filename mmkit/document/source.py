@@ -317,6 +317,8 @@ class _Reader:
         right = self.read_node(node.right)
         if not _is_recorded(left) and not _is_recorded(right):
             _refuse(f"{_shorten(ast.unparse(node))}, all constants", "Write its value.")
+        if isinstance(left, str):  # Python would format it, to as many characters as it says
+            _refuse(f"an operator after a text in {_shorten(ast.unparse(node))}")
         return operation(left, right)
 
     def read_unary(self, node: ast.UnaryOp) -> Any:

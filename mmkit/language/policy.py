@@ -191,6 +191,17 @@ class Policy(Part):
             require(is_key, where, expected, repr(key))
             require(key not in used_keys, where, f"the key {key!r} in one place", "several")
             used_keys.add(key)
+        self._check_ignored(used_keys, where)
+
+    def _check_ignored(self, used_keys: set[str], where: str) -> None:
+        """Refuse an ignored key under which there is one that is read."""
+        if isinstance(self.ignored, Expr):
+            return
+        for ignored in self.ignored:
+            for key in used_keys:
+                hides = isinstance(ignored, str) and key.startswith(f"{ignored}/")
+                expected = f"ignored keys beside {key!r}"
+                require(not hides, f"{where}, ignored", expected, f"{ignored!r}, which hides it")
 
 
 def _flatten_keys(keys: Any) -> tuple[Any, ...]:

@@ -43,10 +43,11 @@ def serve_transformers(model: str | type, config: Any = None) -> None:
 
     if isinstance(model, str):
         home, _, name = model.partition(":")
-        if not name.isidentifier():
-            raise SpecError("serve_transformers", "package.module:Class", repr(model))
     else:
         home, name = model.__module__, model.__qualname__
+    if not home or not name.isidentifier():
+        expected = "package.module:Class, or a class at the top of a module"
+        raise SpecError("serve_transformers", expected, f"{home}:{name}")
     if config is not None:
         AutoConfig.register(config.model_type, config, exist_ok=True)
     module = name_model_module(home, name)

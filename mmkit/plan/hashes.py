@@ -257,9 +257,12 @@ def _get_pixels(image: Any) -> bytes:
     from PIL import _imaging
 
     image.load()
-    encoder = _imaging.raw_encoder(image.mode, image.mode)
-    encoder.setimage(image.im, (0, 0, *image.size))
-    _, ended, data = encoder.encode(4 * image.width * image.height + 1)
+    try:
+        encoder = _imaging.raw_encoder(image.mode, image.mode)
+        encoder.setimage(image.im, (0, 0, *image.size))
+        _, ended, data = encoder.encode(4 * image.width * image.height + 1)
+    except (AttributeError, TypeError):  # a Pillow whose private functions are other ones
+        ended = 0
     pixels: bytes = data if ended == 1 else image.tobytes()
     return pixels
 

@@ -132,9 +132,8 @@ class _ObservationReader:
         """
         where = _show(key)
         start, num_entries = _parse_map_header(raw)
-        self._num_keys += num_entries
-        if self._num_keys > MAX_KEYS or depth > MAX_DEPTH:
-            expected = f"at most {MAX_KEYS} keys, {MAX_DEPTH} maps deep"
+        expected = f"at most {MAX_KEYS} keys, {MAX_DEPTH} maps deep"
+        if num_entries > MAX_KEYS or depth > MAX_DEPTH + 1:  # an array is a map, too
             raise InputError(where, expected, "more")
         # openpi's packer writes the keys of an array as bytes, and others write texts
         if num_entries and len(raw) > start and _BYTES.includes(raw[start:]):
@@ -143,12 +142,13 @@ class _ObservationReader:
         else:
             entries = _decode(_decode_map, raw, where)
         if "__ndarray__" in entries:
-            self._num_keys -= num_entries
-            self.values[key] = self._read_array(entries, where)
+            self._add(key, self._read_array(entries, where))
         elif _SCALAR_MARK in entries and "data" in entries:
-            self._num_keys -= num_entries
-            self.values[key] = self._read_numbers(memoryview(entries["data"]), where)
+            self._add(key, self._read_numbers(memoryview(entries["data"]), where))
         else:
+            self._num_keys += num_entries
+            if self._num_keys > MAX_KEYS or depth > MAX_DEPTH:
+                raise InputError(where, expected, "more")
             for name, value in entries.items():
                 inner_key = f"{key}/{name}" if key else name
                 if not self._is_ignored(inner_key):
@@ -161,9 +161,18 @@ class _ObservationReader:
         elif _TEXT.includes(raw):
             if len(raw) > MAX_TEXT_BYTES:
                 raise InputError(_show(key), f"a text of at most {MAX_TEXT_BYTES} bytes", "more")
-            self.values[key] = _decode(_decode_text, raw, _show(key))
+            self._add(key, _decode(_decode_text, raw, _show(key)))
         else:
-            self.values[key] = self._read_numbers(raw, _show(key))
+            self._add(key, self._read_numbers(raw, _show(key)))
+
+    def _add(self, key: str, value: Any) -> None:
+        """Add the value of a key, which may have come in another form, as a map in a map."""
+        where = _show(key)
+        if not key:
+            raise InputError(where, "a map with keys", "a value without one")
+        if key in self.values:
+            raise InputError(where, "one value", "several")
+        self.values[key] = value
 
     def _read_numbers(self, raw: memoryview, where: str) -> Any:
         """Return a number, or lists of numbers."""

@@ -330,7 +330,9 @@ class Answer:
     ) -> list[AnswerPart] | None:
         """Return the parts in the new ids of a completion; of a stream, the outputs alone."""
         if part.index not in self._readers:
-            self._readers[part.index] = AnswerReader(output, prompt)
+            self._readers[part.index] = AnswerReader(
+                output, prompt or ()
+            )  # vLLM has no ids of embeddings
         reader = self._readers[part.index]
         # in a thread, since decoding an output may take its time
         new_parts = await asyncio.to_thread(reader.find_parts, part.token_ids)

@@ -106,6 +106,8 @@ class SavedProcessor(ProcessorMixin):
         if self._document is not None:
             text = json.dumps(self._document, indent=2, ensure_ascii=False)
             (folder / DOCUMENT_FILE).write_text(text + "\n", encoding="utf-8")
+        else:  # one of an earlier spec would be served
+            (folder / DOCUMENT_FILE).unlink(missing_ok=True)
         if is_declarative(self._document):
             spec_code = []
             (folder / f"processing_{self.spec.name}.py").write_text(_READER, encoding="utf-8")

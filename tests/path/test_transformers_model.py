@@ -75,7 +75,7 @@ def test_two_packages_with_one_architecture() -> None:
 
 
 def test_a_name_of_no_class() -> None:
-    sentence = "serve_transformers: expected package.module:Class, got 'pulse.model'."
+    sentence = "serve_transformers: expected package.module:Class, or a class at the top of a module, got pulse.model:."
     expect_refusal(SpecError, sentence, serve_transformers, "pulse.model")
 
 

@@ -327,6 +327,7 @@ EXPRESSIONS = {
     "''.__class__.__mro__": f"{NO_EXPRESSION} the attribute '__class__' of \"''\".",
     "__import__('os').system('id')": f"{NO_EXPRESSION} a call of '__import__'.",
     "eval('1')": f"{NO_EXPRESSION} a call of 'eval'.",
+    "'%99999999s' % cfg.n": f"{NO_EXPRESSION} an operator after a text in \"'%99999999s' % cfg.n\".",
     "open('/etc/passwd')": f"{NO_EXPRESSION} a call of 'open'.",
     "getattr(cfg, 'n')": f"{NO_EXPRESSION} a call of 'getattr'.",
     "mmkit.cfg": f"{NO_EXPRESSION} the name 'mmkit'.",
@@ -473,6 +474,17 @@ TEXTS = {
 def test_what_is_no_json_is_refused(text: str) -> None:
     with refuses(SpecError, f"document: {TEXTS[text]}"):
         ModelSpec.from_document(text)
+
+
+@pytest.mark.parametrize("inputs", [{}, {"a": "images"}, {"a": "video"}])
+def test_a_text_of_a_caller_goes_to_a_processor_only_as_a_text(inputs: dict) -> None:
+    """A processor of transformers opens a text in its `images` as a file or an address."""
+    document = change("process", {"type": "hf", "processor": "proc.image_processor", "inputs": inputs})
+    document["modalities"][0]["item"] = {"type": "Text", "most": 100}
+    got = repr(inputs.get("a", "a"))
+    sentence = f"document: a, process: expected a text as text or text_pair of a processor, got as {got}. …"
+    with refuses(SpecError, sentence):
+        ModelSpec.from_document(document)
 
 
 BOMBS = {

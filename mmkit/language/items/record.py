@@ -56,7 +56,7 @@ class Record(ItemType):
     size_hint = "a dict of its parts in JSON"
     facts_class = RecordFacts
 
-    def __init__(self, **parts: ItemType) -> None:
+    def __init__(self, /, **parts: ItemType) -> None:
         if not parts:
             raise SpecError("Record", "at least one part", "none")
         for name, part in parts.items():
