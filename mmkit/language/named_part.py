@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from ..errors import SpecError
-from .node import Node
+from .node import Node, dependencies
 
 
 class NamedPart(Node):
@@ -38,6 +38,17 @@ def require(condition: object, where: str, expected: str, got: str, remedy: str 
     """
     if not condition:
         raise SpecError(where, expected, got, remedy)
+
+
+def require_known_when_bound(part: Any, where: str) -> None:
+    """Refuse a part of a declaration that reads more than `cfg` and `tok`.
+
+    Raises:
+        SpecError: names what it reads.
+    """
+    for dependency in dependencies(part):
+        is_known = dependency.root in ("cfg", "tok", "function")
+        require(is_known, where, "values of cfg and tok", repr(dependency))
 
 
 def check_name(name: object, where: str) -> None:

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 from ..errors import SpecError, locate_errors
 from .expr import Expr, Value, as_expression, as_expression_tuple, as_expressions
-from .named_part import check_name, require
-from .node import Converted, Part, dependencies, evaluate_all, parameter
+from .named_part import check_name, require, require_known_when_bound
+from .node import Converted, Part, evaluate_all, parameter
 
 INSTRUCTION = "{prompt}"
 """What stands for the instruction in the prompt of a policy."""
@@ -153,9 +153,7 @@ class Policy(Part):
             is_mapping = isinstance(value, (Mapping, Expr))
             require(is_mapping, f"{where}, {name}", "a dict", repr(value))
         _check_plain(self.metadata, f"{where}, metadata")
-        for dependency in dependencies(self):
-            is_known_when_bound = dependency.root in ("cfg", "tok", "function")
-            require(is_known_when_bound, where, "values of cfg and tok", repr(dependency))
+        require_known_when_bound(self, where)
 
     def _check_instruction(self, where: str) -> None:
         """Refuse an instruction that no prompt has."""

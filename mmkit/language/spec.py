@@ -17,8 +17,7 @@ from .items.tensor import Tensor
 from .layout import EndingWith, Layout, LayoutLike, Replace
 from .layout import layout as as_layout
 from .modality import Modality
-from .named_part import NamedPart, check_name, require
-from .node import dependencies
+from .named_part import NamedPart, check_name, require, require_known_when_bound
 from .policy import Concat, Policy
 
 Rewrite: TypeAlias = "EndingWith | Callable[[Scope], Any]"
@@ -104,10 +103,7 @@ class Output(NamedPart, init=False):
         require(may_encode, f"{where}, encode", expected, repr(self.encode))
         self._check_marks(where)
         for part in ("layout", "after", "until", "most"):
-            for dependency in dependencies(getattr(self, part)):
-                is_known_when_bound = dependency.root in ("cfg", "tok", "function")
-                expected = "values of cfg and tok"
-                require(is_known_when_bound, f"{where}, {part}", expected, repr(dependency))
+            require_known_when_bound(getattr(self, part), f"{where}, {part}")
 
     def _check_marks(self, where: str) -> None:
         """Refuse marks that are no tokens, and those that mean nothing without another."""
