@@ -56,7 +56,7 @@ def sampling_params(output: BoundOutput, engine: Any, **options: Any) -> Any:
             speculative decoding; or a temperature, and an engine that samples drafts wrongly.
     """
     # not at the top: vLLM imports this module in engines of models without a spec, too
-    from ..vllm_api.confinement import check_engine, check_options, masks_each_position
+    from ..vllm_api.confinement import check_engine, check_options, find_ids_to_allow
 
     check_options(output, options)
     arguments: dict[str, Any]
@@ -68,8 +68,9 @@ def sampling_params(output: BoundOutput, engine: Any, **options: Any) -> Any:
     arguments["extra_args"] = {**(options.get("extra_args") or {}), EXTRA_ARG: output.name}
     config = getattr(engine, "llm_engine", engine).vllm_config
     check_engine(output, config)
-    if output.common is not None and not output.allows_all and not masks_each_position(config):
-        arguments["allowed_token_ids"] = list(output.common)
+    ids_to_allow = find_ids_to_allow(output, config)
+    if ids_to_allow is not None:
+        arguments["allowed_token_ids"] = ids_to_allow
     params = SamplingParams(**arguments)
     check_temperature(output, params, config)
     return params

@@ -34,6 +34,10 @@ _OPTIONS_BESIDE_WHOLE_ANSWER = (
 )
 """The options of `SamplingParams` that contradict an output which is the whole answer."""
 
+_OPTIONS_THAT_LEAVE_NO_ID = ("structured_outputs", "bad_words")
+"""Those of them that are refused on vLLM's own routes, too: they may take away all ids that the
+output allows."""
+
 _OPTIONS_BESIDE_TEXT = (
     "min_tokens",
     "allowed_token_ids",
@@ -91,7 +95,7 @@ def check_request(plan: Plan, params: Any, config: Any) -> None:
     output = find_output(plan.outputs, name, f"{plan.spec.name}.{EXTRA_ARG}", got)
     contradicting: tuple[str, ...] = _OPTIONS_BESIDE_TEXT
     if output.after is None:
-        contradicting = ("structured_outputs", "bad_words")
+        contradicting = _OPTIONS_THAT_LEAVE_NO_ID
         _check_allowed_ids(plan, output, params, config)
     for option in contradicting:
         if getattr(params, option, None):
@@ -104,19 +108,27 @@ def check_request(plan: Plan, params: Any, config: Any) -> None:
 def _check_allowed_ids(plan: Plan, output: BoundOutput, params: Any, config: Any) -> None:
     """Refuse allowed ids that are not those of an output which is the whole answer.
 
-    Where the engine confines no position itself, `SamplingParams` have to name these ids.
+    Raises:
+        InputError: they are others, or missing where only they confine sampling.
     """
-    allowed = getattr(params, "allowed_token_ids", None)
-    if output.common is not None and allowed is not None:
-        if set(allowed) == set(output.common):
-            return
-    needs_ids = config is not None and not output.allows_all and not masks_each_position(config)
     where = f"{plan.spec.name}.allowed_token_ids"
+    allowed = getattr(params, "allowed_token_ids", None)
     if allowed is not None:
-        raise InputError(where, f"none beside output {output.name!r}", "some")
-    if needs_ids and output.common is not None:
+        if output.common is None or set(allowed) != set(output.common):
+            raise InputError(where, f"none beside output {output.name!r}", "some")
+    elif config is not None and find_ids_to_allow(output, config) is not None:
         expected = f"the ids of output {output.name!r}, to which this engine confines nothing else"
         raise InputError(where, expected, "none", "Use mmkit.model.sampling.sampling_params.")
+
+
+def find_ids_to_allow(output: BoundOutput, config: Any) -> list[int] | None:
+    """Return the ids of an output that parameters have to name as `allowed_token_ids`.
+
+    None where an engine confines each position by itself, or nothing has to be confined.
+    """
+    if output.common is None or output.allows_all or masks_each_position(config):
+        return None
+    return list(output.common)
 
 
 def check_engine(output: BoundOutput, config: Any) -> None:
