@@ -104,20 +104,32 @@ def check_policy(state: ServerState, policy: BoundPolicy) -> None:
     """
     where = f"{state.plan.spec.name}, policy"
     try:
-        make_sampling_params(state, policy)
+        make_sampling_params(state, policy, parse_sampling(state, policy))
         state.plan.expand(**policy.make_largest_request())
     except InputError as error:
         raise SpecError(f"{where}: {error}") from error
 
 
-def make_sampling_params(state: ServerState, policy: BoundPolicy) -> Any:
-    """Return vLLM's sampling parameters of an observation.
+def parse_sampling(state: ServerState, policy: BoundPolicy) -> dict[str, Any]:
+    """Return the fields of vLLM's sampling parameters that a policy states.
+
+    Raises:
+        InputError: vLLM has no such fields.
+    """
+    raw = Raw(msgspec.json.encode(policy.spec.sampling))
+    return state.engine.parse_sampling_params(raw, state.limits)
+
+
+def make_sampling_params(
+    state: ServerState, policy: BoundPolicy, options: Mapping[str, Any]
+) -> Any:
+    """Return vLLM's sampling parameters of an observation, from what `parse_sampling` returns.
+
+    vLLM writes into them, so that each observation has its own.
 
     Raises:
         InputError: vLLM does not take those of the policy.
     """
-    raw = Raw(msgspec.json.encode(policy.spec.sampling))
-    options = state.engine.parse_sampling_params(raw, state.limits)
     return state.engine.make_sampling_params(options, output=policy.output, stream=False)
 
 
@@ -137,6 +149,7 @@ class RobotConnection:
         self._state = state
         self._policy = policy
         self._socket = socket
+        self._sampling = parse_sampling(state, policy)
         self._id = f"mmrobot-{uuid4().hex}"
         self._num_requests = 0
         # seconds from an observation to the end of its answer
@@ -329,7 +342,7 @@ class RobotConnection:
         self._num_requests += 1
         outputs = self._state.engine.generate(
             request,
-            make_sampling_params(self._state, self._policy),
+            make_sampling_params(self._state, self._policy, self._sampling),
             f"{self._id}-{self._num_requests}",
             data_parallel_rank=None,
             # a text with the actions in it may be cut off, as any text

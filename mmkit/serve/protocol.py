@@ -247,7 +247,7 @@ class AnswerPart(_ServerStruct, frozen=True):
     @cached_property
     def output(self) -> np.ndarray[Any, Any] | None:
         """The output as an array; None for a text, and for an output that is not whole."""
-        return _read_output(self.produced)
+        return _decode_output(self.produced)
 
 
 class Choice(_ServerStruct, frozen=True):
@@ -272,10 +272,10 @@ class Choice(_ServerStruct, frozen=True):
     @cached_property
     def output(self) -> np.ndarray[Any, Any] | None:
         """The output as an array, if the request asks for one that is the whole answer."""
-        return _read_output(self.produced)
+        return _decode_output(self.produced)
 
 
-def _read_output(produced: Produced | None) -> np.ndarray[Any, Any] | None:
+def _decode_output(produced: Produced | None) -> np.ndarray[Any, Any] | None:
     """Return an output on the wire as an array."""
     if produced is None:
         return None

@@ -297,7 +297,7 @@ class Answer:
         produced = None
         parts = None
         if self._output is not None and self._output.after is not None:
-            parts = await self._read_parts(self._output, part, prompt, stream=stream)
+            parts = await self._find_parts(self._output, part, prompt, stream=stream)
         elif self._output is not None and part.finish_reason in ("stop", "length"):
             produced = await self._decode_output(self._output, self.ids[part.index])
         return Choice(
@@ -325,14 +325,13 @@ class Answer:
         parts = await asyncio.to_thread(output.split_answer, ids, prompt)
         return [self._convert_part(output, part, ids, prompt) for part in parts]
 
-    async def _read_parts(
+    async def _find_parts(
         self, output: BoundOutput, part: Any, prompt: Sequence[int], *, stream: bool
     ) -> list[AnswerPart] | None:
         """Return the parts in the new ids of a completion; of a stream, the outputs alone."""
         if part.index not in self._readers:
-            self._readers[part.index] = AnswerReader(
-                output, prompt or ()
-            )  # vLLM has no ids of embeddings
+            # of a prompt that is embeddings, vLLM has no ids
+            self._readers[part.index] = AnswerReader(output, prompt or ())
         reader = self._readers[part.index]
         # in a thread, since decoding an output may take its time
         new_parts = await asyncio.to_thread(reader.find_parts, part.token_ids)
