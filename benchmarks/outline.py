@@ -81,7 +81,7 @@ def main(
 
 def measure_system(name: str, rounds: int) -> dict[str, Any]:
     """Return the figures of one model."""
-    from mmkit.plan.outline import ImageFacts, ItemHasher, read_image_file
+    from mmkit.plan.outline import ImageFacts, ItemHasher, inspect_image_file
     from mmkit.testing import vllm_path
     from tests import oracles
 
@@ -102,7 +102,7 @@ def measure_system(name: str, rounds: int) -> dict[str, Any]:
 
         def outline_file() -> Any:
             return plan.outline(
-                prompt, {"image": [read_image_file(file.getvalue())]}, hasher=hasher
+                prompt, {"image": [inspect_image_file(file.getvalue())]}, hasher=hasher
             )
 
         def run_vllm() -> Any:

@@ -18,7 +18,7 @@ import httpx
 from fastapi import FastAPI, Request, Response
 
 from mmkit import InputError
-from mmkit.plan.outline import ItemHasher, Outline, read_image_file
+from mmkit.plan.outline import ItemHasher, Outline, inspect_image_file
 from mmkit.plan.plan import Plan
 
 PREFIX_TOKENS = 64
@@ -51,7 +51,7 @@ class Router:
         """Return the outline of a request whose items are pictures as data URLs."""
         data: dict[str, list[Any]] = {}
         for name, items in (body.get("items") or {}).items():
-            data[name] = [read_image_file(decode_url(item["image_url"]["url"]), name) for item in items]
+            data[name] = [inspect_image_file(decode_url(item["image_url"]["url"]), name) for item in items]
         return self.plan.outline(
             body["prompt"],
             data,

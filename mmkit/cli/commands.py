@@ -125,7 +125,7 @@ def print_version(is_asked: bool) -> None:
 
 
 @app.callback()
-def read_options(
+def handle_options(
     version: Annotated[
         bool,
         typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True),

@@ -19,7 +19,7 @@ from typer import Option
 from ..errors import MmkitError
 from ..language.items import ItemType
 from ..language.items.facts import Facts, TensorFacts
-from ..plan.outline import Outline, read_audio_file, read_image_file
+from ..plan.outline import Outline, decode_audio_file, inspect_image_file
 from ..plan.plan import Plan
 from .common import (
     Config,
@@ -42,13 +42,13 @@ Items = Annotated[
 ]
 
 _READERS: Mapping[str, Any] = {
-    ".png": read_image_file,
-    ".jpg": read_image_file,
-    ".jpeg": read_image_file,
-    ".webp": read_image_file,
-    ".gif": read_image_file,
-    ".wav": read_audio_file,
-    ".flac": read_audio_file,
+    ".png": inspect_image_file,
+    ".jpg": inspect_image_file,
+    ".jpeg": inspect_image_file,
+    ".webp": inspect_image_file,
+    ".gif": inspect_image_file,
+    ".wav": decode_audio_file,
+    ".flac": decode_audio_file,
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 
 from pydantic import ValidationError
 
-from ..errors import SpecError, locate_errors
+from ..errors import SpecError, describe_error, locate_errors
 from ..language.expr import Expr, is_operation
 from ..language.field import HF
 from ..language.items import ItemType
@@ -230,7 +230,7 @@ def _parse_json(text: str | bytes, where: str) -> Any:
     except RecursionError as error:
         raise SpecError(where, "fewer values in each other", "more") from error
     except ValueError as error:
-        raise SpecError(where, "JSON", f"{type(error).__name__}: {error}".rstrip(".")) from error
+        raise SpecError(where, "JSON", describe_error(error)) from error
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

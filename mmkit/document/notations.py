@@ -62,7 +62,7 @@ class Notation:
 # -- values ----------------------------------------------------------------------------------------
 
 
-def read_value(value: Any, functions: FunctionReader) -> Any:
+def parse_value(value: Any, functions: FunctionReader) -> Any:
     """Return the constant or the expression that some JSON means."""
     if isinstance(value, str):
         return parse_source(value, functions)
@@ -160,20 +160,20 @@ def describe_json(value: Any) -> str:
 # -- several values --------------------------------------------------------------------------------
 
 
-def _read_values(value: Any, functions: FunctionReader) -> tuple[Any, ...]:
+def _parse_values(value: Any, functions: FunctionReader) -> tuple[Any, ...]:
     if not isinstance(value, list):
         raise SpecError("", "an array of sizes", describe_json(value))
-    return tuple([read_value(element, functions) for element in value])
+    return tuple([parse_value(element, functions) for element in value])
 
 
 def _write_values(values: Any, functions: FunctionWriter) -> list[Any]:
     return [write_value(value, functions) for value in values]
 
 
-def _read_value_map(value: Any, functions: FunctionReader) -> dict[str, Any]:
+def _parse_value_map(value: Any, functions: FunctionReader) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SpecError("", "an object of values by name", describe_json(value))
-    return {name: read_value(inner, functions) for name, inner in value.items()}
+    return {name: parse_value(inner, functions) for name, inner in value.items()}
 
 
 def _write_value_map(values: Any, functions: FunctionWriter) -> dict[str, Any]:
@@ -183,14 +183,14 @@ def _write_value_map(values: Any, functions: FunctionWriter) -> dict[str, Any]:
 # -- layouts, functions, processors ----------------------------------------------------------------
 
 
-def read_layout(value: Any, functions: FunctionReader) -> Layout:
+def parse_layout(value: Any, functions: FunctionReader) -> Layout:
     """Return the layout of its source."""
     if not isinstance(value, str):
         raise SpecError("", "the source of a layout", describe_json(value))
     return layout(parse_source(value, functions))
 
 
-def _read_function(value: Any, functions: FunctionReader) -> Any:
+def _parse_function(value: Any, functions: FunctionReader) -> Any:
     if not isinstance(value, str):
         raise SpecError("", "a function as package.module:function", describe_json(value))
     return functions(value)
@@ -213,8 +213,8 @@ HF_PROCESSORS = (
 of it. Other attributes are methods, of which some write files and some run code of a folder."""
 
 
-def _read_processor(value: Any, functions: FunctionReader) -> Any:
-    processor = read_value(value, functions)
+def _parse_processor(value: Any, functions: FunctionReader) -> Any:
+    processor = parse_value(value, functions)
     if processor is None or is_operation(processor, "function"):
         return processor
     if is_operation(processor, "later") and not _is_of_library(processor._args[0]):
@@ -232,8 +232,8 @@ text in one of these, they read a file or an address."""
 _WORD = re.compile(r"[\w-]*")
 
 
-def _read_hf_kwargs(value: Any, functions: FunctionReader) -> dict[str, Any]:
-    arguments = _read_value_map(value, functions)
+def _parse_hf_kwargs(value: Any, functions: FunctionReader) -> dict[str, Any]:
+    arguments = _parse_value_map(value, functions)
     for name, argument in arguments.items():
         if name.removesuffix("s") in ITEM_ARGUMENTS or name.endswith("_kwargs"):
             raise SpecError("", "options of the processor", f"{name!r}, by which items come")
@@ -269,30 +269,30 @@ VALUE_SCHEMA = {
 }
 _MAP_SCHEMA = {"type": "object", "additionalProperties": VALUE_SCHEMA}
 
-Value = Annotated[Any, Notation(read_value, write_value, VALUE_SCHEMA)]
+Value = Annotated[Any, Notation(parse_value, write_value, VALUE_SCHEMA)]
 """A constant or an expression."""
 
 Values = Annotated[
-    Any, Notation(_read_values, _write_values, {"type": "array", "items": VALUE_SCHEMA})
+    Any, Notation(_parse_values, _write_values, {"type": "array", "items": VALUE_SCHEMA})
 ]
 """Several, for example the sizes of a shape."""
 
-ValueMap = Annotated[Any, Notation(_read_value_map, _write_value_map, _MAP_SCHEMA)]
+ValueMap = Annotated[Any, Notation(_parse_value_map, _write_value_map, _MAP_SCHEMA)]
 """Several by name."""
 
-LayoutSource = Annotated[Any, Notation(read_layout, write_text, SOURCE_SCHEMA)]
+LayoutSource = Annotated[Any, Notation(parse_layout, write_text, SOURCE_SCHEMA)]
 """A layout, or the ids of literal positions."""
 
 FunctionName = Annotated[
     Any,
-    Notation(_read_function, _write_function, {"type": "string", "pattern": f"^{FUNCTION_NAME}$"}),
+    Notation(_parse_function, _write_function, {"type": "string", "pattern": f"^{FUNCTION_NAME}$"}),
 ]
 """A function, by its name."""
 
-HFProcessor = Annotated[Any, Notation(_read_processor, write_value, VALUE_SCHEMA)]
+HFProcessor = Annotated[Any, Notation(_parse_processor, write_value, VALUE_SCHEMA)]
 """What `hf` calls."""
 
-HFArguments = Annotated[Any, Notation(_read_hf_kwargs, _write_value_map, _MAP_SCHEMA)]
+HFArguments = Annotated[Any, Notation(_parse_hf_kwargs, _write_value_map, _MAP_SCHEMA)]
 """The arguments of every call of `hf`."""
 
 

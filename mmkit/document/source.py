@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from string import Formatter
 from typing import Any, NoReturn, TypeAlias
 
-from ..errors import SpecError
+from ..errors import SpecError, describe_error
 from ..language.expr import (
     Expr,
     Tokenizer,
@@ -146,13 +146,12 @@ def parse_source(text: str, load_function: FunctionLoader) -> Any:
     tree = _parse(text)
     _check_tree(tree)
     try:
-        return _Reader(load_function).read_node(tree)
+        return _Reader(load_function).parse_node(tree)
     except SpecError:
         raise
     except (TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         # of a word or an operator that takes other arguments
-        problem = f"{type(error).__name__}: {error}".rstrip(".")
-        raise SpecError("", "an expression or a layout", problem) from error
+        raise SpecError("", "an expression or a layout", describe_error(error)) from error
 
 
 def _check_brackets(text: str) -> None:
@@ -228,19 +227,19 @@ class _Reader:
         # the elements of the enclosing `each`, by the name that the text gives them
         self._elements: dict[str, Expr] = {}
 
-    def read_node(self, node: ast.AST) -> Any:
+    def parse_node(self, node: ast.AST) -> Any:
         """Return what a node means."""
         reader = _READERS.get(type(node))
         if reader is None:
             _refuse(f"{_shorten(ast.unparse(node))}, a {type(node).__name__}")
         return reader(self, node)
 
-    def _read_all(self, nodes: list[ast.expr]) -> list[Any]:
-        return [self.read_node(node) for node in nodes]
+    def _parse_all(self, nodes: list[ast.expr]) -> list[Any]:
+        return [self.parse_node(node) for node in nodes]
 
     # -- constants and names --
 
-    def read_constant(self, node: ast.Constant) -> Any:
+    def parse_constant(self, node: ast.Constant) -> Any:
         value = node.value
         if value is None or isinstance(value, (bool, str)):
             return value
@@ -254,33 +253,33 @@ class _Reader:
             return value
         _refuse(f"a constant of type {type(value).__name__}")
 
-    def read_name(self, node: ast.Name) -> Any:
+    def parse_name(self, node: ast.Name) -> Any:
         if node.id in self._elements:
             return self._elements[node.id]
         if node.id in ROOTS:
             return ROOTS[node.id]
         _refuse(f"the name {node.id!r}")
 
-    def read_tuple(self, node: ast.Tuple) -> Any:
-        return tuple(self._read_all(node.elts))
+    def parse_tuple(self, node: ast.Tuple) -> Any:
+        return tuple(self._parse_all(node.elts))
 
-    def read_list(self, node: ast.List) -> Any:
-        return self._read_all(node.elts)
+    def parse_list(self, node: ast.List) -> Any:
+        return self._parse_all(node.elts)
 
-    def read_dict(self, node: ast.Dict) -> Any:
+    def parse_dict(self, node: ast.Dict) -> Any:
         entries: dict[str, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
             if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
                 _refuse("a dict with a key that is no text")
             if key.value in entries:
                 _refuse(f"the key {key.value!r} twice")
-            entries[key.value] = self.read_node(value)
+            entries[key.value] = self.parse_node(value)
         return entries
 
     # -- attributes and elements --
 
-    def read_attribute(self, node: ast.Attribute) -> Any:
-        holder = self.read_node(node.value)
+    def parse_attribute(self, node: ast.Attribute) -> Any:
+        holder = self.parse_node(node.value)
         name = node.attr
         if name.startswith("_") or not isinstance(holder, Expr):
             _refuse(f"the attribute {name!r} of {_shorten(ast.unparse(node.value))}")
@@ -288,9 +287,9 @@ class _Reader:
             _refuse(".get without a name and a default")
         return Expr(".", (holder, name))
 
-    def read_subscript(self, node: ast.Subscript) -> Any:
-        key = self._read_key(node.slice)
-        holder = self.read_node(node.value)
+    def parse_subscript(self, node: ast.Subscript) -> Any:
+        key = self._parse_key(node.slice)
+        holder = self.parse_node(node.value)
         if isinstance(holder, Tokenizer):
             arguments = key if isinstance(key, tuple) else (key,)
             _check_template(arguments)
@@ -299,31 +298,31 @@ class _Reader:
             return holder[key]
         _refuse(f"an element of {_shorten(ast.unparse(node.value))}")
 
-    def _read_key(self, node: ast.expr) -> Any:
+    def _parse_key(self, node: ast.expr) -> Any:
         if not isinstance(node, ast.Slice):
-            return self.read_node(node)
+            return self.parse_node(node)
         ends: list[Any] = []
         for end in (node.lower, node.upper, node.step):
-            ends.append(None if end is None else self.read_node(end))
+            ends.append(None if end is None else self.parse_node(end))
         return slice(*ends)
 
     # -- operators --
 
-    def read_binary(self, node: ast.BinOp) -> Any:
+    def parse_binary(self, node: ast.BinOp) -> Any:
         operation = _BINARY.get(type(node.op))
         if operation is None:
             _refuse(f"the operator of {_shorten(ast.unparse(node))}")
-        left = self.read_node(node.left)
-        right = self.read_node(node.right)
+        left = self.parse_node(node.left)
+        right = self.parse_node(node.right)
         if not _is_recorded(left) and not _is_recorded(right):
             _refuse(f"{_shorten(ast.unparse(node))}, all constants", "Write its value.")
         if isinstance(left, str):  # Python would format it, to as many characters as it says
             _refuse(f"an operator after a text in {_shorten(ast.unparse(node))}")
         return operation(left, right)
 
-    def read_unary(self, node: ast.UnaryOp) -> Any:
+    def parse_unary(self, node: ast.UnaryOp) -> Any:
         operation = _UNARY.get(type(node.op))
-        operand = self.read_node(node.operand)
+        operand = self.parse_node(node.operand)
         is_number = isinstance(operand, (int, float)) and not isinstance(operand, bool)
         if operation is operator.neg and is_number:
             return -operand
@@ -331,57 +330,57 @@ class _Reader:
             _refuse(f"the operator of {_shorten(ast.unparse(node))}")
         return operation(operand)
 
-    def read_comparison(self, node: ast.Compare) -> Any:
+    def parse_comparison(self, node: ast.Compare) -> Any:
         if len(node.ops) > 1:
             _refuse("a chain of comparisons", "Write (a < b) & (b < c).")
         operation = _COMPARISONS.get(type(node.ops[0]))
-        left = self.read_node(node.left)
-        right = self.read_node(node.comparators[0])
+        left = self.parse_node(node.left)
+        right = self.parse_node(node.comparators[0])
         if operation is None or not (isinstance(left, Expr) or isinstance(right, Expr)):
             _refuse(f"the comparison {_shorten(ast.unparse(node))}")
         return operation(left, right)
 
     # -- calls --
 
-    def read_call(self, node: ast.Call) -> Any:
+    def parse_call(self, node: ast.Call) -> Any:
         for argument in node.args:
             if isinstance(argument, ast.Starred):
                 _refuse("*arguments")
         function = node.func
         if isinstance(function, ast.Attribute):
-            return self._read_method(function, node)
+            return self._parse_method(function, node)
         if isinstance(function, ast.Call):
-            return self._read_later(function, node)
+            return self._parse_later(function, node)
         if isinstance(function, ast.Name):
-            return self._read_word(function.id, node)
+            return self._parse_word(function.id, node)
         _refuse(f"a call of {_shorten(ast.unparse(function))}")
 
-    def _read_word(self, word: str, node: ast.Call) -> Any:
+    def _parse_word(self, word: str, node: ast.Call) -> Any:
         if word == "each":
-            return self._read_each(node)
+            return self._parse_each(node)
         if word == "function":
-            return as_expression(self._load_function(_read_function_name(node)))
+            return as_expression(self._load_function(_parse_function_name(node)))
         if word in NUMBER_WORDS:
-            arguments = self._read_all(node.args)
+            arguments = self._parse_all(node.args)
             if node.keywords or not arguments or not isinstance(arguments[0], Expr):
                 _refuse(f"{_shorten(ast.unparse(node))}, all constants", "Write its value.")
             return NUMBER_WORDS[word](*arguments)
         if word in WORDS:
-            return WORDS[word](*self._read_all(node.args), **self._read_keywords(node))
+            return WORDS[word](*self._parse_all(node.args), **self._parse_keywords(node))
         _refuse(f"a call of {word!r}")
 
-    def _read_keywords(self, node: ast.Call) -> dict[str, Any]:
+    def _parse_keywords(self, node: ast.Call) -> dict[str, Any]:
         keywords: dict[str, Any] = {}
         for keyword in node.keywords:
             if keyword.arg is None:
                 _refuse("**arguments")
-            keywords[keyword.arg] = self.read_node(keyword.value)
+            keywords[keyword.arg] = self.parse_node(keyword.value)
         return keywords
 
-    def _read_method(self, method: ast.Attribute, node: ast.Call) -> Any:
+    def _parse_method(self, method: ast.Attribute, node: ast.Call) -> Any:
         """Return ``tok.text(...)``, ``tok.has(...)`` or ``holder.get(name, default)``."""
-        holder = self.read_node(method.value)
-        arguments = self._read_all(node.args)
+        holder = self.parse_node(method.value)
+        arguments = self._parse_all(node.args)
         has_values = not node.keywords and bool(arguments)
         if has_values and isinstance(holder, Tokenizer) and method.attr in ("text", "has"):
             _check_template(arguments)
@@ -396,7 +395,7 @@ class _Reader:
                 return holder.get(*arguments)
         _refuse(f"a call of {_shorten(ast.unparse(method))}")
 
-    def _read_later(self, call: ast.Call, node: ast.Call) -> Any:
+    def _parse_later(self, call: ast.Call, node: ast.Call) -> Any:
         """Return ``later(function)(arguments)``, of a function of the library or a named one."""
         is_later = isinstance(call.func, ast.Name) and call.func.id == "later"
         if not is_later or len(call.args) != 1 or call.keywords or node.keywords:
@@ -407,30 +406,30 @@ class _Reader:
                 _refuse(f"later({target.id})", f"Name a function of {', '.join(LIBRARY)}.")
             function: Any = LIBRARY[target.id]
         else:
-            function = self._load_function(_read_function_name(call))
-        arguments = self._read_all(node.args)
+            function = self._load_function(_parse_function_name(call))
+        arguments = self._parse_all(node.args)
         if not any(isinstance(argument, Expr) for argument in arguments):
             _refuse(f"{_shorten(ast.unparse(node))}, all constants", "Write its value.")
         return later(function)(*arguments)
 
-    def _read_each(self, node: ast.Call) -> Any:
+    def _parse_each(self, node: ast.Call) -> Any:
         body = node.args[-1] if len(node.args) == 2 else None
         if not isinstance(body, ast.Lambda):
             _refuse("each() without a lambda of one element")
         over = node.args[0]
-        name = _read_element_name(body.args)
+        name = _parse_element_name(body.args)
 
         def make_body(element: Expr) -> Any:
             hidden = self._elements.get(name)
             self._elements[name] = element
             try:
-                return self.read_node(body.body)
+                return self.parse_node(body.body)
             finally:
                 del self._elements[name]
                 if hidden is not None:
                     self._elements[name] = hidden
 
-        return each(self.read_node(over), make_body, **self._read_keywords(node))
+        return each(self.parse_node(over), make_body, **self._parse_keywords(node))
 
 
 def _is_recorded(value: Any) -> bool:
@@ -438,7 +437,7 @@ def _is_recorded(value: Any) -> bool:
     return isinstance(value, (Expr, Layout))
 
 
-def _read_element_name(arguments: ast.arguments) -> str:
+def _parse_element_name(arguments: ast.arguments) -> str:
     """Return the name of the only argument of a lambda."""
     others = (
         arguments.posonlyargs,
@@ -454,7 +453,7 @@ def _read_element_name(arguments: ast.arguments) -> str:
     return name
 
 
-def _read_function_name(node: ast.Call) -> str:
+def _parse_function_name(node: ast.Call) -> str:
     """Return the name of a function, the one argument of a call."""
     is_single = len(node.args) == 1 and not node.keywords
     if is_single and isinstance(node.args[0], ast.Constant):
@@ -488,16 +487,16 @@ def _check_template(arguments: Any) -> None:
 
 
 _READERS: Mapping[type[ast.AST], Callable[[_Reader, Any], Any]] = {
-    ast.Attribute: _Reader.read_attribute,
-    ast.BinOp: _Reader.read_binary,
-    ast.Call: _Reader.read_call,
-    ast.Compare: _Reader.read_comparison,
-    ast.Constant: _Reader.read_constant,
-    ast.Dict: _Reader.read_dict,
-    ast.List: _Reader.read_list,
-    ast.Name: _Reader.read_name,
-    ast.Subscript: _Reader.read_subscript,
-    ast.Tuple: _Reader.read_tuple,
-    ast.UnaryOp: _Reader.read_unary,
+    ast.Attribute: _Reader.parse_attribute,
+    ast.BinOp: _Reader.parse_binary,
+    ast.Call: _Reader.parse_call,
+    ast.Compare: _Reader.parse_comparison,
+    ast.Constant: _Reader.parse_constant,
+    ast.Dict: _Reader.parse_dict,
+    ast.List: _Reader.parse_list,
+    ast.Name: _Reader.parse_name,
+    ast.Subscript: _Reader.parse_subscript,
+    ast.Tuple: _Reader.parse_tuple,
+    ast.UnaryOp: _Reader.parse_unary,
 }
 """The kinds of nodes that have a meaning, each with its reader."""

@@ -13,12 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, describe_error
 from ..language.items.facts import ImageFacts
-from ..language.items.pictures import check_file, import_pil
-
-_ORIENTATION = 0x0112
-"""The EXIF tag that says how a picture was held."""
+from ..language.items.pictures import check_file, find_orientation, import_pil
 
 _IS_TURNED = (5, 6, 7, 8)
 """The orientations that exchange width and height."""
@@ -40,7 +37,7 @@ class ImageFile(ImageFacts):
     io_config: dict[str, Any] | None
 
 
-def read_image_file(
+def inspect_image_file(
     data: bytes,
     where: str = "image",
     *,
@@ -66,11 +63,10 @@ def read_image_file(
         if image.format not in _TOLD_BY_HEADER:
             image.load()
     except Exception as error:  # the readers of PIL raise errors of many kinds
-        got = f"{type(error).__name__}: {error}".rstrip(": .")
-        raise InputError(where, "an image file", got) from error
+        raise InputError(where, "an image file", describe_error(error)) from error
     check_file(data, where)
     width, height = image.size
-    if _read_orientation(image) in _IS_TURNED:
+    if find_orientation(image) in _IS_TURNED:
         width, height = height, width
     io_config = None
     if image_mode is not None and image.mode != image_mode:
@@ -78,14 +74,7 @@ def read_image_file(
     return ImageFile(width=width, height=height, original_bytes=data, io_config=io_config)
 
 
-def _read_orientation(image: Any) -> int:
-    try:
-        return int(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # vLLM ignores EXIF data that cannot be read
-        return 1
-
-
-def read_audio_file(data: bytes, where: str = "audio") -> tuple[np.ndarray[Any, Any], int]:
+def decode_audio_file(data: bytes, where: str = "audio") -> tuple[np.ndarray[Any, Any], int]:
     """Decode a file of audio by soundfile, as vLLM does where it has no torchcodec.
 
     Args:
@@ -104,8 +93,8 @@ def read_audio_file(data: bytes, where: str = "audio") -> tuple[np.ndarray[Any, 
             samples = file.read(dtype="float32", always_2d=False).T
             rate: int = file.samplerate
     except Exception as error:
-        got = f"{type(error).__name__}: {error}".rstrip(": .")
-        raise InputError(where, "a file of audio that soundfile decodes", got) from error
+        expected = "a file of audio that soundfile decodes"
+        raise InputError(where, expected, describe_error(error)) from error
     if samples.ndim > 1:
         samples = np.mean(samples, axis=tuple(range(samples.ndim - 1)))
     return samples, rate

@@ -22,8 +22,8 @@ from ..language.items.facts import TensorFacts as TensorFacts
 from ..language.items.facts import TextFacts as TextFacts
 from ..language.items.facts import VideoFacts as VideoFacts
 from .files import ImageFile
-from .files import read_audio_file as read_audio_file
-from .files import read_image_file as read_image_file
+from .files import decode_audio_file as decode_audio_file
+from .files import inspect_image_file as inspect_image_file
 from .hashes import ItemHasher as ItemHasher
 from .hashes import salt_uuid
 from .item import Item, make_batch, make_items

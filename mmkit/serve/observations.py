@@ -99,7 +99,7 @@ def decode_observation(
     if not raw or not _MAP.includes(raw):
         raise InputError(MESSAGE, "a map of MessagePack", "another value")
     reader = _ObservationReader(limits, is_ignored)
-    reader.read_map(raw, "", 1)
+    reader.parse_map(raw, "", 1)
     return reader.values
 
 
@@ -122,7 +122,7 @@ class _ObservationReader:
         self._num_elements = 0
         self._num_list_bytes = 0
 
-    def read_map(self, raw: memoryview, key: str, depth: int) -> None:
+    def parse_map(self, raw: memoryview, key: str, depth: int) -> None:
         """Read a map: an array, a number of numpy, or one of values by key.
 
         Args:
@@ -142,9 +142,9 @@ class _ObservationReader:
         else:
             entries = _decode(_decode_map, raw, where)
         if "__ndarray__" in entries:
-            self._add(key, self._read_array(entries, where))
+            self._add(key, self._parse_array(entries, where))
         elif _SCALAR_MARK in entries and "data" in entries:
-            self._add(key, self._read_numbers(memoryview(entries["data"]), where))
+            self._add(key, self._parse_numbers(memoryview(entries["data"]), where))
         else:
             self._num_keys += num_entries
             if self._num_keys > MAX_KEYS or depth > MAX_DEPTH:
@@ -152,18 +152,18 @@ class _ObservationReader:
             for name, value in entries.items():
                 inner_key = f"{key}/{name}" if key else name
                 if not self._is_ignored(inner_key):
-                    self._read_value(memoryview(value), inner_key, depth)
+                    self._parse_value(memoryview(value), inner_key, depth)
 
-    def _read_value(self, raw: memoryview, key: str, depth: int) -> None:
+    def _parse_value(self, raw: memoryview, key: str, depth: int) -> None:
         """Read the value of a key."""
         if _MAP.includes(raw):
-            self.read_map(raw, key, depth + 1)
+            self.parse_map(raw, key, depth + 1)
         elif _TEXT.includes(raw):
             if len(raw) > MAX_TEXT_BYTES:
                 raise InputError(_show(key), f"a text of at most {MAX_TEXT_BYTES} bytes", "more")
             self._add(key, _decode(_decode_text, raw, _show(key)))
         else:
-            self._add(key, self._read_numbers(raw, _show(key)))
+            self._add(key, self._parse_numbers(raw, _show(key)))
 
     def _add(self, key: str, value: Any) -> None:
         """Add the value of a key, which may have come in another form, as a map in a map."""
@@ -174,7 +174,7 @@ class _ObservationReader:
             raise InputError(where, "one value", "several")
         self.values[key] = value
 
-    def _read_numbers(self, raw: memoryview, where: str) -> Any:
+    def _parse_numbers(self, raw: memoryview, where: str) -> Any:
         """Return a number, or lists of numbers."""
         self._num_list_bytes += len(raw)
         if self._num_list_bytes > MAX_LIST_BYTES:
@@ -182,13 +182,13 @@ class _ObservationReader:
             raise InputError(where, expected, "more", "Send an array of numpy.")
         return _decode(_decode_numbers, raw, where)
 
-    def _read_array(self, entries: dict[str, Raw], where: str) -> np.ndarray[Any, Any]:
+    def _parse_array(self, entries: dict[str, Raw], where: str) -> np.ndarray[Any, Any]:
         """Return an array, which is a view of the message."""
         if sorted(entries) != _ARRAY_KEYS:
             expected = f"an array with {', '.join(_ARRAY_KEYS)}"
             raise InputError(where, expected, "other keys")
-        dtype = _read_dtype(memoryview(entries["dtype"]), where)
-        shape = self._read_shape(memoryview(entries["shape"]), where)
+        dtype = _parse_dtype(memoryview(entries["dtype"]), where)
+        shape = self._parse_shape(memoryview(entries["shape"]), where)
         data = _decode(_decode_bytes, memoryview(entries["data"]), where)
         num_bytes = math.prod(shape) * dtype.itemsize
         if len(data) != num_bytes:
@@ -199,7 +199,7 @@ class _ObservationReader:
             raise InputError(where, "the bytes 0 and 1 for bool", str(values.max()))
         return values.view(dtype).reshape(shape)
 
-    def _read_shape(self, raw: memoryview, where: str) -> tuple[int, ...]:
+    def _parse_shape(self, raw: memoryview, where: str) -> tuple[int, ...]:
         """Return the shape of an array, whose elements count towards the limit."""
         expected = f"a shape of at most {MAX_DIMENSIONS} sizes >= 0"
         if len(raw) > 9 * MAX_DIMENSIONS + 1:  # a number has at most nine bytes
@@ -214,7 +214,7 @@ class _ObservationReader:
         return tuple(shape)
 
 
-def _read_dtype(raw: memoryview, where: str) -> np.dtype[Any]:
+def _parse_dtype(raw: memoryview, where: str) -> np.dtype[Any]:
     """Return a dtype of the table; numpy would also make those that read memory as pointers."""
     expected = f"a dtype among {', '.join(sorted(_DTYPES))}"
     if len(raw) > MAX_TEXT_BYTES:

@@ -45,12 +45,12 @@ class DocumentProcessor(Processor):
             SpecError: the document is malformed, or names functions.
             InputError: there is none.
         """
-        spec = _read_document(pretrained_model_name_or_path, select_file_options(options))
+        spec = _load_document(pretrained_model_name_or_path, select_file_options(options))
         arguments = cls.load_arguments(pretrained_model_name_or_path, **options)
         return cls(spec=spec, **arguments)
 
 
-def _read_document(name: Any, file_options: dict[str, Any]) -> Declaration:
+def _load_document(name: Any, file_options: dict[str, Any]) -> Declaration:
     """Return the spec of a checkpoint's document."""
     from ..document import from_document  # imports pydantic
 

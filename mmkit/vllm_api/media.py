@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import DISTRIBUTION, InputError
+from ..errors import DISTRIBUTION, InputError, describe_error
 from ..language.items.media import AUDIO_DECODERS
 from .compat import find
 from .incoming import REQUEST
@@ -121,8 +121,7 @@ class Weighed:
                 kind = "video"
             elif _loads_audio(self._loader):
                 kind = "audio"
-            got = f"{type(error).__name__}: {error}".rstrip(": .")
-            raise InputError(kind, "a file that can be decoded", got) from error
+            raise InputError(kind, "a file that can be decoded", describe_error(error)) from error
 
     def _is_video(self) -> bool:
         return hasattr(self._loader, "video_loader")

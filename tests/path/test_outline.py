@@ -14,7 +14,7 @@ from PIL import Image as PILImage
 from vllm.multimodal import hasher as vllm_hasher
 
 from mmkit.plan.hashes import salt_uuid
-from mmkit.plan.outline import ImageFacts, ItemHasher, read_audio_file, read_image_file
+from mmkit.plan.outline import ImageFacts, ItemHasher, decode_audio_file, inspect_image_file
 from mmkit.testing import vllm_path
 from mmkit.vllm_api import compat
 from mmkit.vllm_api.hashes import VllmItemHasher
@@ -114,7 +114,7 @@ def test_a_file_has_the_size_and_the_hash_that_vllm_gives_it(options: dict[str, 
         loaded = vllm_path._ImageLoader().load_bytes(file)
         ids = replica.plan.spell({"image": [loaded]})
         served = vllm_path.run(replica, ids, {"image": [loaded]}, options)
-        outline = replica.plan.outline(ids, {"image": read_image_file(file)}, options=options, hasher=hasher)
+        outline = replica.plan.outline(ids, {"image": inspect_image_file(file)}, options=options, hasher=hasher)
         assert outline.hashes == served.hashes, name
         assert outline.prompt_token_ids == served.ids, name
 
@@ -125,10 +125,10 @@ def test_a_server_that_keeps_transparency_has_other_hashes() -> None:
     replica = processor("llava_next")
     for mode, file in (("RGBA", FILES["png, transparent"]), ("RGBA", FILES["jpeg"]), (None, FILES["png, grey"])):
         loaded = vllm_path._ImageLoader(image_mode=mode).load_bytes(file)
-        assert read_image_file(file, image_mode=mode).io_config == loaded.io_config
+        assert inspect_image_file(file, image_mode=mode).io_config == loaded.io_config
     black = (0, 0, 0)
     loaded = vllm_path._ImageLoader(rgba_background_color=black).load_bytes(FILES["png, transparent"])
-    assert read_image_file(FILES["png, transparent"], rgba_background_color=black).io_config == loaded.io_config
+    assert inspect_image_file(FILES["png, transparent"], rgba_background_color=black).io_config == loaded.io_config
     assert replica is not None
 
 
@@ -142,7 +142,7 @@ def test_a_file_of_audio_has_the_hash_that_vllm_gives_it(name: str) -> None:
     replica = processor("whisper")
     samples, rate = AudioMediaIO(audio_backend="soundfile").load_bytes(file)
     served = vllm_path.run(replica, [0], {"audio": [(samples, rate)]})
-    outline = replica.plan.outline([0], {"audio": [read_audio_file(file)]}, hasher=make_hasher(replica))
+    outline = replica.plan.outline([0], {"audio": [decode_audio_file(file)]}, hasher=make_hasher(replica))
     assert outline.hashes == served.hashes
     assert outline.prompt_token_ids == served.ids
 

@@ -51,9 +51,9 @@ from mmkit.plan.outline import (
     TensorFacts,
     TextFacts,
     VideoFacts,
+    decode_audio_file,
     find_unknown_reads,
-    read_audio_file,
-    read_image_file,
+    inspect_image_file,
 )
 from mmkit.testing.strategies import items as draw_items
 from tests import ROOT
@@ -383,10 +383,10 @@ def make_file(size=(4, 2), kind="PNG", **options):
 
 
 def test_a_file_has_a_hash_and_bare_facts_have_none():
-    file = read_image_file(make_file())
+    file = inspect_image_file(make_file())
     assert (file.width, file.height) == (4, 2)
     assert hash_of(file) == hash_of(file)
-    assert hash_of(file) != hash_of(read_image_file(make_file(kind="BMP")))
+    assert hash_of(file) != hash_of(inspect_image_file(make_file(kind="BMP")))
     assert hash_of(file) != hash_of(file, options={"unit": 16})
     assert hash_of(ImageFacts(width=4, height=2)) is None
 
@@ -394,7 +394,7 @@ def test_a_file_has_a_hash_and_bare_facts_have_none():
 def test_an_item_with_a_uuid_has_its_hash_within_one_cache_salt():
     facts = ImageFacts(width=4, height=2)
     named = hash_of(facts, uuids={"image": ["a"]})
-    assert named == hash_of(read_image_file(make_file()), uuids={"image": ["a"]})
+    assert named == hash_of(inspect_image_file(make_file()), uuids={"image": ["a"]})
     assert named != hash_of(facts, uuids={"image": ["b"]})
     assert named != hash_of(facts, uuids={"image": ["a"]}, cache_salt="tenant")
 
@@ -413,12 +413,12 @@ def test_other_uuids_are_refused(uuids, message):
 
 def test_items_that_are_never_kept_have_no_hash():
     plan = bind_images(cacheable=False)
-    assert hash_of(read_image_file(make_file()), plan) is None
+    assert hash_of(inspect_image_file(make_file()), plan) is None
 
 
 def test_items_that_are_processed_together_have_a_hash_of_all_of_them():
     plan = bind_images(cacheable=item.count <= 1)
-    file = read_image_file(make_file())
+    file = inspect_image_file(make_file())
 
     def hash_all(*facts):
         return plan.outline([TARGET] * len(facts), {"image": facts}, hasher=HASHER).hashes["image"]
@@ -430,7 +430,7 @@ def test_items_that_are_processed_together_have_a_hash_of_all_of_them():
 
 
 def test_options_that_json_lacks_give_no_hash():
-    assert hash_of(read_image_file(make_file()), options={"other": {1}}) is None
+    assert hash_of(inspect_image_file(make_file()), options={"other": {1}}) is None
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -439,7 +439,7 @@ def test_options_that_json_lacks_give_no_hash():
 def test_the_orientation_of_a_file_exchanges_its_sides():
     exif = PILImage.Exif()
     exif[0x0112] = 6
-    file = read_image_file(make_file((4, 2), "JPEG", exif=exif.tobytes()))
+    file = inspect_image_file(make_file((4, 2), "JPEG", exif=exif.tobytes()))
     assert (file.width, file.height) == (2, 4)
 
 
@@ -447,21 +447,21 @@ def test_a_file_with_more_than_8_bits_is_refused():
     data = io.BytesIO()
     PILImage.fromarray(np.zeros((2, 4), np.uint16)).save(data, "PNG")
     with pytest.raises(InputError, match="expected an image of 8 bits per channel, got mode I;16"):
-        read_image_file(data.getvalue())
+        inspect_image_file(data.getvalue())
 
 
 def test_bytes_of_no_image_are_refused():
     with pytest.raises(InputError, match="image: expected an image file, got UnidentifiedImageError"):
-        read_image_file(b"no file")
+        inspect_image_file(b"no file")
 
 
 def test_bytes_of_no_audio_are_refused():
     with pytest.raises(InputError, match="audio: expected a file of audio that soundfile decodes, got "):
-        read_audio_file(b"no file")
+        decode_audio_file(b"no file")
 
 
 def test_audio_is_decoded_to_the_mean_of_its_channels():
-    samples, rate = read_audio_file((ROOT / "tests/data/media/stereo16.wav").read_bytes())
+    samples, rate = decode_audio_file((ROOT / "tests/data/media/stereo16.wav").read_bytes())
     assert samples.ndim == 1
     assert samples.dtype == np.float32
     assert rate > 0
@@ -471,7 +471,7 @@ def test_audio_is_decoded_to_the_mean_of_its_channels():
 
 WITHOUT_OTHERS = """
 import sys
-from mmkit.plan.outline import ItemHasher, read_image_file
+from mmkit.plan.outline import ItemHasher, inspect_image_file
 from examples.llava_like.spec import LLAVA_LIKE
 print(sorted({"vllm", "transformers"} & {name.partition(".")[0] for name in sys.modules}))
 """

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from ...errors import InputError
+from ...errors import InputError, describe_error
 
 _ORIENTATION = 0x0112  # the EXIF tag that says how a picture was held
 
@@ -35,8 +35,8 @@ def upright_rgb(image: Any, where: str) -> Any:
     if image.mode != "RGB":  # most are
         check_depth(image, where)
     _load(image, where)
-    with suppress(Exception):  # of EXIF data that cannot be read; the pixels are loaded
-        if image.getexif().get(_ORIENTATION, 1) != 1:
+    if find_orientation(image) != 1:
+        with suppress(Exception):  # of EXIF data that cannot be read; the pixels are loaded
             from PIL import ImageOps
 
             image = ImageOps.exif_transpose(image)
@@ -66,7 +66,7 @@ def _load(image: Any, where: str) -> None:
     try:
         image.load()
     except Exception as error:  # of any of PIL's readers
-        failure = _describe_error(error)
+        failure = describe_error(error)
         setattr(image, _FAILURE, failure)
         raise InputError(where, "an image that can be read", failure) from error
 
@@ -89,7 +89,15 @@ def check_file(data: bytes, where: str) -> None:
     try:
         image.verify()  # of a PNG: the checksums of its chunks
     except Exception as error:
-        raise InputError(where, "an image that can be read", _describe_error(error)) from error
+        raise InputError(where, "an image that can be read", describe_error(error)) from error
+
+
+def find_orientation(image: Any) -> int:
+    """Return how a picture was held, as its EXIF data say; 1 for upright, and without such data."""
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # EXIF data that cannot be read, which vLLM ignores
+        return 1
 
 
 def check_depth(image: Any, where: str) -> None:
@@ -101,11 +109,6 @@ def check_depth(image: Any, where: str) -> None:
     if image.mode.startswith(_DEEP_MODES):
         remedy = "Send 8-bit RGB, or declare a Tensor for such values."
         raise InputError(where, "an image of 8 bits per channel", f"mode {image.mode}", remedy)
-
-
-def _describe_error(error: Exception) -> str:
-    """Return an error of a reader as what a message got."""
-    return f"{type(error).__name__}: {error}".rstrip(": .")
 
 
 @cache
