@@ -64,6 +64,8 @@ def outline(
     An item is sizes, JSON or a file. A hash is that of a server whose --model is the text of
     --config; of sizes alone there is none.
     """
+    from ..vllm_api.hashes import make_hasher
+
     declared = load_spec(spec, import_functions=trust_remote_code)
     info = open_checkpoint(declared, config, trust_remote_code=trust_remote_code)
     plan: Plan = info.plan
@@ -74,15 +76,7 @@ def outline(
     ids = parse_prompt(plan, prompt) if prompt is not None else None
     if ids is None:
         ids = plan.shortest_prompt(plan.parse_facts(data))
-    _print_outline(plan.outline(ids, data, hasher=_make_hasher(info)))
-
-
-def _make_hasher(info: Any) -> Any:
-    """Return the hasher of the installed vLLM."""
-    from ..vllm_api.compat import get_hasher_algorithm
-    from ..vllm_api.hashes import VllmItemHasher
-
-    return VllmItemHasher(get_hasher_algorithm(info.ctx.get_mm_config()), info.model_id)
+    _print_outline(plan.outline(ids, data, hasher=make_hasher(info)))
 
 
 def _parse_facts(form: str, plan: Plan) -> tuple[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..plan.hashes import ItemHasher
-from .compat import hash_by_vllm
+from .compat import get_hasher_algorithm, hash_by_vllm
 
 
 class VllmItemHasher(ItemHasher):
@@ -20,3 +20,12 @@ class VllmItemHasher(ItemHasher):
 
     def _hash_by_vllm(self, values: Mapping[str, Any], **more: Any) -> str:
         return hash_by_vllm(self._algorithm, model_id=self._model, **values, **more)
+
+
+def make_hasher(info: Any) -> VllmItemHasher:
+    """Return the hasher of a model's items, as its engine is configured.
+
+    Args:
+        info: vLLM's processing info of the model.
+    """
+    return VllmItemHasher(get_hasher_algorithm(info.ctx.get_mm_config()), info.model_id)

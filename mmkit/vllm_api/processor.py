@@ -32,7 +32,7 @@ from vllm.multimodal.processing import BaseMultiModalProcessor, EncDecMultiModal
 from ..language.spec import Declaration
 from ..plan.plan import Plan
 from . import compat, patches
-from .hashes import VllmItemHasher
+from .hashes import make_hasher
 from .hooks import REQUEST_FIELDS, refuse_dead
 from .info import DummyInputs, ProcessingInfo
 from .items import Parser, make_field_forms
@@ -73,10 +73,8 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
 
     def __init__(self, info: ProcessingInfo, dummy_inputs: DummyInputs, **options: Any) -> None:
         super().__init__(info, dummy_inputs, **options)
-        algorithm = compat.get_hasher_algorithm(info.ctx.get_mm_config())
-        hasher = VllmItemHasher(algorithm, info.model_id)
         self.plan: Plan = info.plan
-        self.pipeline = RequestPipeline(info, hasher, send_row_counts=self.sends_rows)
+        self.pipeline = RequestPipeline(info, make_hasher(info), send_row_counts=self.sends_rows)
         patches.install()
 
     def render(self, request: Request, timer: StageTimer = nullcontext) -> dict[str, Any]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import assume
 
 from ...language.items.facts import Facts
 from ...plan.outline import NeedsProcessing, Outline, find_unknown_reads
 from ...plan.plan import Plan
-from ...vllm_api.compat import get_hasher_algorithm
-from ...vllm_api.hashes import VllmItemHasher
+from ...vllm_api.hashes import make_hasher
 from ..law import Case, NotApplicable, Refused, law
 from ..strategies import Request
 from ..subject import Samples, Subject
@@ -38,7 +35,7 @@ def outline(case: Case) -> None:
         request.prompt,
         request.data(),
         options=request.kwargs,
-        hasher=_make_hasher(case.subject.processor),
+        hasher=make_hasher(case.subject.processor.info),
     )
     for outlined, what in ((by_facts, "facts"), (by_items, "items")):
         if not outlined:
@@ -76,11 +73,6 @@ def _state_facts(plan: Plan, request: Request) -> dict[str, list[Facts]]:
         for value in values:
             facts[name].append(item_type.state_facts(item_type.canonical(value, name)))
     return facts
-
-
-def _make_hasher(processor: Any) -> VllmItemHasher:
-    info = processor.info
-    return VllmItemHasher(get_hasher_algorithm(info.ctx.get_mm_config()), info.model_id)
 
 
 def _check_places(case: Case, outcome: Outcome, outlined: Outline, what: str) -> None:
