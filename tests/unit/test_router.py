@@ -66,7 +66,8 @@ def make_body(seed: int, words: list[int] | None = None) -> dict[str, Any]:
 
 
 def make_router() -> Router:
-    return Router(PLAN, str(FOLDER), REPLICAS)
+    # the name is hashed: with the path of a checkout, pictures would go elsewhere on each machine
+    return Router(PLAN, "llava-next", REPLICAS)
 
 
 async def post_all(router: Router, replicas: Replicas, bodies: list[Any], in_flight: bool = False) -> list[Any]:
