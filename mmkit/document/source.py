@@ -175,10 +175,17 @@ def _parse(text: str) -> ast.expr:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that Python does not have
             return ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+    except (MemoryError, RecursionError) as error:
+        # how deep Python's parser goes depends on its limits, and on who calls
+        raise _make_depth_error() from error
+    except (SyntaxError, ValueError) as error:
         problem = getattr(error, "msg", "") or str(error) or type(error).__name__
         got = f"{_shorten(text)}, which is none: {problem}"
         raise SpecError("", "an expression or a layout", got) from error
+
+
+def _make_depth_error() -> SpecError:
+    return SpecError("", f"at most {MAX_DEPTH} operations in each other", "more")
 
 
 def _check_tree(tree: ast.AST) -> None:
@@ -196,7 +203,7 @@ def _check_tree(tree: ast.AST) -> None:
         if count > MAX_NODES:
             raise SpecError("", f"at most {MAX_NODES} parts of an expression", "more")
         if depth > MAX_DEPTH:
-            raise SpecError("", f"at most {MAX_DEPTH} operations in each other", "more")
+            raise _make_depth_error()
         inner: list[ast.AST] = []
         for node in level:
             inner.extend(ast.iter_child_nodes(node))

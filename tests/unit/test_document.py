@@ -365,7 +365,7 @@ EXPRESSIONS = {
     f"cfg.n + {2**63}": f"{NO_EXPRESSION} a whole number of 2**63 or more.",
     "cfg.n * 1e999": f"{NO_EXPRESSION} a number that no float can hold.",
     "(" * 200 + "cfg.n" + ")" * 200: f"expected at most {MAX_DEPTH} brackets in each other, got more.",
-    "~" * 3000 + "cfg.n": "expected an expression or a layout, got …",
+    "~" * 3000 + "cfg.n": f"expected at most {MAX_DEPTH} operations in each other, got more.",
     "~" * 200 + "cfg.n": f"expected at most {MAX_DEPTH} operations in each other, got more.",
     "+".join(["cfg.n"] * 2000): f"expected at most {MAX_DEPTH} operations in each other, got more.",
     f"[{','.join(['1'] * MAX_NODES)}]": f"expected at most {MAX_NODES} parts of an expression, got more.",
