@@ -30,8 +30,13 @@ from mmkit import (
 
 @later
 def count_tiles(processor: Any, height: int, width: int, options: Mapping[str, Any]) -> list[int]:
-    """Return [rows, columns] of the tiles of an image; zeros for one that is not split."""
-    _, rows, columns = processor.get_number_of_image_patches(height, width, options)
+    """Return [rows, columns] of the tiles of an image; zeros for one that is not split.
+
+    transformers before 5 calls an image that is not split one row of one tile.
+    """
+    patches, rows, columns = processor.get_number_of_image_patches(height, width, options)
+    if patches <= 1:
+        return [0, 0]
     return [rows, columns]
 
 
