@@ -113,9 +113,9 @@ def test_the_picture_shows_what_is_wrong() -> None:
     assert '<tspan class="wrong">1-NN DTW: speaker 8</tspan>, truth: speaker 2' in svg
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/vowels.md"])
-def test_the_pages_have_the_line_of_the_run(page: str) -> None:
-    assert write_line(COUNTS) in (ROOT / page).read_text().replace("\n", " ")
+def test_the_page_has_the_line_of_the_run() -> None:
+    page = (ROOT / "docs" / "vowels.md").read_text()
+    assert write_line(COUNTS) in re.sub("<!--.*?-->", "", page).replace("\n", " ")
 
 
 def test_the_page_has_the_table_of_the_run() -> None:
