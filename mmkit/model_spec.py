@@ -234,7 +234,7 @@ class ModelSpec(Declaration, init=False):
         check_class(self, model)
         supply_positions(self, model)
         generated: Any = self.classes
-        generated.processor.sends_rows = issubclass(model, MultiModalModel)
+        generated.processor.sends_row_counts = issubclass(model, MultiModalModel)
         register(
             model,
             info=info or generated.info,

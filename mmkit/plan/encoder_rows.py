@@ -14,7 +14,7 @@ from ..language.items.base import describe_array
 def rows_field(modality: str) -> str:
     """Return the name of the field of the numbers of encoder rows.
 
-    `mmkit.MultiModalModel` compares them; see `BoundModality.sends_rows`.
+    `mmkit.MultiModalModel` compares them; see `BoundModality.needs_row_count`.
     """
     return f"mmkit_{modality}_rows"
 

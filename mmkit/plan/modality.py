@@ -82,9 +82,9 @@ class BoundModality:
         layout_evaluator: evaluates the layouts and targets of raw items.
         embedding_layout_evaluator: evaluates those of precomputed embeddings.
         forms: the forms of fields that all items have in common.
-        sends_rows: whether each item comes to the model with the number of its encoder rows: where
-            items differ in it, where options of the request change it, and where no field tells how
-            many items there are.
+        needs_row_count: whether each item comes to the model with the number of its encoder rows:
+            where items differ in it, where options of the request change it, and where no field
+            tells how many items there are.
         is_ids_only: whether items become ids of the vocabulary, and nothing of them reaches the
             model; see `Modality`.
         max_model_len: the longest context, into which the largest item has to fit; None for any.
@@ -112,7 +112,7 @@ class BoundModality:
     layout_evaluator: LayoutEvaluator
     embedding_layout_evaluator: LayoutEvaluator
     forms: FieldForms
-    sends_rows: bool
+    needs_row_count: bool
     is_ids_only: bool
     max_model_len: int | None
     stated_largest_cell: Once[LaidOutItem] = field(default_factory=Once)
@@ -504,7 +504,7 @@ def bind_modality(
         layout_evaluator=evaluator,
         embedding_layout_evaluator=embedding_evaluator,
         forms=forms,
-        sends_rows=_sends_rows(fields, evaluator.fixed_rows, base),
+        needs_row_count=_needs_row_count(fields, evaluator.fixed_rows, base),
         is_ids_only=is_ids_only,
         max_model_len=environment.max_model_len,
     )
@@ -622,7 +622,7 @@ def _fields_of_one_form(spec: Modality, fields: Mapping[str, Field]) -> dict[str
     return chosen
 
 
-def _sends_rows(
+def _needs_row_count(
     fields: Mapping[str, Field], fixed_rows: int | None, base: BoundModality | None
 ) -> bool:
     """Whether each item comes to the model with the number of its encoder rows."""

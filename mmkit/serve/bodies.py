@@ -1,5 +1,21 @@
 """What vLLM's own routes read: JSON that was checked here, within the limits of the server.
 
+Here begins a chat request. It makes these calls, in this order; docs/how-it-works.md has the same
+list, with the numbers of the steps:
+
+- `answers.AnswerMiddleware.handle`, then `BodyMiddleware.handle`, which calls `read_request`;
+- `messages.Messages.move_items_out` puts URLs in place of the items in the messages;
+- `engine.Engine.load_media` loads their media, by `mmkit.vllm_api.media.CheckedLoader`;
+- vLLM's route reads the body that is left, and renders its messages, in
+  `mmkit.vllm_api.patches.wrap_render_chat_async`;
+- `mmkit.vllm_api.chat.wrap_read_part` finds the item of each URL in `ITEMS_BY_URL`, and
+  `mmkit.vllm_api.chat.wrap_gather_items` gathers the items;
+- `mmkit.vllm_api.patches.guard_process_tokens` gets the ids of the prompt, with the items;
+- the steps 1 to 11 of every request: `mmkit.vllm_api.items.Parser.parse_mm_data`,
+  `mmkit.vllm_api.processor.Processor.apply`, `mmkit.vllm_api.pipeline.RequestPipeline.run`,
+  `mmkit.vllm_api.admission.admit`, `mmkit.vllm_api.exchange.exchange_features` and
+  `mmkit.model.mixin.MultiModalModel.embed_multimodal`.
+
 A body is read by one parser only. What that parser cannot read is refused, and vLLM gets what it
 read, encoded again: never the bytes of the client, in which another parser may read something else.
 Items in messages are decoded here, with the limits of our own routes; see `mmkit.serve.messages`.
@@ -19,11 +35,11 @@ from msgspec import Meta
 from starlette.requests import ClientDisconnect, Request
 
 from ..errors import InputError
-from ..vllm_api.chat import SENT, SentItem
-from ..vllm_api.incoming import REQUEST, Incoming, Places
+from ..vllm_api.chat import ITEMS_BY_URL, ChatItem
+from ..vllm_api.server_request import SERVER_REQUEST, ItemPaths, ServerRequest
 from . import errors
 from .decoding import decode_json, make_depth_error, quote, run_in_thread_if_large
-from .messages import ROUTE_FORMS, Messages, Part
+from .messages import MESSAGE_FORMATS, Messages, MovedItem
 from .middleware import ServerMiddleware
 from .protocol import Limits, TooLarge
 from .routes import receive_body
@@ -75,11 +91,11 @@ class BodyMiddleware(ServerMiddleware):
 
     async def handle(self, scope: Any, receive: Any, send: Any, state: ServerState) -> None:
         """Answer a request; by 400 or 413 if its body is refused."""
-        request = CheckedRequest(b"", {}, state.make_incoming())
+        request = CheckedRequest(b"", {}, state.make_server_request())
         if _has_body_for_vllm(scope):
             path = _get_route_path(scope)
             try:
-                request = await check_request(Request(scope, receive), path, state)
+                request = await read_request(Request(scope, receive), path, state)
             except ClientDisconnect:
                 return
             except Exception as error:
@@ -90,14 +106,14 @@ class BodyMiddleware(ServerMiddleware):
             receive = _make_receive(request.body, receive)
         # uvicorn may begin a request in the context of the one before on its connection, so the
         # variable is set for every request, and reset
-        token = REQUEST.set(request.incoming)
-        SENT.update(request.items)
+        token = SERVER_REQUEST.set(request.server_request)
+        ITEMS_BY_URL.update(request.items)
         try:
             await self.app(scope, receive, send)
         finally:
-            REQUEST.reset(token)
+            SERVER_REQUEST.reset(token)
             for url in request.items:
-                del SENT[url]
+                del ITEMS_BY_URL[url]
 
 
 def _has_body_for_vllm(scope: Mapping[str, Any]) -> bool:
@@ -139,15 +155,15 @@ class CheckedRequest(NamedTuple):
     Attributes:
         body: as vLLM may read it.
         items: those of its messages, by the URLs that stand for them.
-        incoming: what vLLM's functions are to know of it.
+        server_request: what vLLM's functions are to know of it; see `ServerRequest`.
     """
 
     body: bytes
-    items: Mapping[str, SentItem]
-    incoming: Incoming
+    items: Mapping[str, ChatItem]
+    server_request: ServerRequest
 
 
-async def check_request(request: Request, path: str, state: ServerState) -> CheckedRequest:
+async def read_request(request: Request, path: str, state: ServerState) -> CheckedRequest:
     """Read the body of a request to one of vLLM's routes, check it, and load its items.
 
     Raises:
@@ -157,14 +173,16 @@ async def check_request(request: Request, path: str, state: ServerState) -> Chec
     """
     body = bytes(await receive_body(request, state.limits))
     if path in _FILE_ROUTES and _get_content_type(request) in _FILE_TYPES:
-        return CheckedRequest(body, {}, state.make_incoming())
+        return CheckedRequest(body, {}, state.make_server_request())
     checked = await run_in_thread_if_large(len(body), check_body, path, body, state)
-    form = ROUTE_FORMS.get(path)
-    if form is None:
-        return CheckedRequest(checked.body, {}, state.make_incoming())
-    incoming = state.make_incoming(form.field, checked.places, begins_twice=form.begins_twice)
-    items = await _load_items(checked.parts, incoming, state)
-    return CheckedRequest(checked.body, items, incoming)
+    message_format = MESSAGE_FORMATS.get(path)
+    if message_format is None:
+        return CheckedRequest(checked.body, {}, state.make_server_request())
+    server_request = state.make_server_request(
+        message_format.field, checked.item_paths, begins_twice=message_format.begins_twice
+    )
+    items = await _load_items(checked.moved_items, server_request, state)
+    return CheckedRequest(checked.body, items, server_request)
 
 
 def _get_content_type(request: Request) -> str:
@@ -174,19 +192,19 @@ def _get_content_type(request: Request) -> str:
 
 
 async def _load_items(
-    parts: Sequence[Part], incoming: Incoming, state: ServerState
-) -> dict[str, SentItem]:
+    moved_items: Sequence[MovedItem], server_request: ServerRequest, state: ServerState
+) -> dict[str, ChatItem]:
     """Return the items of messages with their media loaded, by the URLs that stand for them."""
     # media of items and of vLLM's own parts share the pixels of the request
-    token = REQUEST.set(incoming)
+    token = SERVER_REQUEST.set(server_request)
     try:
-        loads = [state.engine.load_media(part.value, part.where) for part in parts]
+        loads = [state.engine.load_media(moved.value, moved.where) for moved in moved_items]
         values = await asyncio.gather(*loads)
     finally:
-        REQUEST.reset(token)
+        SERVER_REQUEST.reset(token)
     items = {}
-    for part, value in zip(parts, values, strict=True):
-        items[part.url] = SentItem(part.modality, value, part.uuid)
+    for moved, value in zip(moved_items, values, strict=True):
+        items[moved.url] = ChatItem(moved.modality, value, moved.uuid)
     return items
 
 
@@ -198,13 +216,13 @@ class CheckedBody(NamedTuple):
 
     Attributes:
         body: what was read, encoded again, with references in place of items.
-        parts: the items in its messages.
-        places: where the items of its conversations stand.
+        moved_items: the items of its messages.
+        item_paths: the paths of the items, for each conversation.
     """
 
     body: bytes
-    parts: Sequence[Part] = ()
-    places: Sequence[Places] = ()
+    moved_items: Sequence[MovedItem] = ()
+    item_paths: Sequence[ItemPaths] = ()
 
 
 def check_body(path: str, body: bytes, state: ServerState) -> CheckedBody:
@@ -225,23 +243,23 @@ def check_body(path: str, body: bytes, state: ServerState) -> CheckedBody:
     check_size(body, "body", state.limits)
     fields = _decode_object(body)
     _refuse_items(path, fields)
-    parts: Sequence[Part] = ()
-    places: Sequence[Places] = ()
-    form = ROUTE_FORMS.get(path)
-    if form is not None:
+    moved_items: Sequence[MovedItem] = ()
+    item_paths: Sequence[ItemPaths] = ()
+    message_format = MESSAGE_FORMATS.get(path)
+    if message_format is not None:
         if path.startswith(_TEXT_ROUTES) and not state.engine.has_tokenizer:
             expected = "a prompt at /v1/mm/generate, since the server has no tokenizer"
-            raise InputError(form.field, expected, form.field)
-        messages = Messages(state, form)
-        messages.take_items(fields)
-        parts = messages.parts
-        places = messages.places
+            raise InputError(message_format.field, expected, message_format.field)
+        messages = Messages(state, message_format)
+        messages.move_items_out(fields)
+        moved_items = messages.moved_items
+        item_paths = messages.item_paths
     try:
         encoded = msgspec.json.encode(fields)
     except RecursionError:
         raise make_depth_error() from None
     _check_costs(fields, encoded, state.limits)
-    return CheckedBody(encoded, parts, places)
+    return CheckedBody(encoded, moved_items, item_paths)
 
 
 def _decode_object(body: bytes) -> dict[str, Any]:

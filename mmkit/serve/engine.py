@@ -19,8 +19,8 @@ from ..plan.output import BoundOutput
 from ..plan.plan import Plan
 from ..vllm_api.compat import TELLS_MISSES, find
 from ..vllm_api.errors import TooManyPixels
-from ..vllm_api.incoming import inherit_context
 from ..vllm_api.processor import Processor
+from ..vllm_api.server_request import inherit_context
 from .decoding import SAMPLING_FIELD, decode_fields, starts_with
 from .protocol import NULL, Limits, TooLarge
 from .wire import Media

@@ -28,7 +28,7 @@ Json = Any
 """A value as `json.loads` gives it."""
 
 
-class Form(NamedTuple):
+class MessageFormat(NamedTuple):
     """How a body has messages.
 
     Attributes:
@@ -57,11 +57,11 @@ def _anthropic_picture(url: str) -> dict[str, Json]:
     return {"type": "image", "source": {"type": "url", "url": url}}
 
 
-CHAT = Form("messages", _chat_picture)
-RESPONSES = Form("input", _responses_picture, nested="output", begins_twice=True)
-ANTHROPIC = Form("messages", _anthropic_picture, nested="content")
+CHAT = MessageFormat("messages", _chat_picture)
+RESPONSES = MessageFormat("input", _responses_picture, nested="output", begins_twice=True)
+ANTHROPIC = MessageFormat("messages", _anthropic_picture, nested="content")
 
-ROUTE_FORMS: Mapping[str, Form] = {
+MESSAGE_FORMATS: Mapping[str, MessageFormat] = {
     "/v1/chat/completions": CHAT,
     "/v1/chat/completions/batch": CHAT,
     "/v1/chat/completions/render": CHAT,
@@ -76,7 +76,7 @@ ROUTE_FORMS: Mapping[str, Form] = {
     "/v1/messages/count_tokens": ANTHROPIC,
     "/v1/messages/render": ANTHROPIC,
 }
-"""The form of the body, by route. On other routes vLLM refuses parts with items."""
+"""How the body has messages, by route. On other routes vLLM refuses parts with items."""
 
 MAX_HEADER_CHARS = 2**16
 """Characters of the base64 of a picture in which its size is looked for, before vLLM's loader has
@@ -89,11 +89,11 @@ _VLLM_TYPES = {"input_image": "image", "image": "image", "input_audio": "audio"}
 """The types of vLLM's parts with media, and the kind of media."""
 
 
-class Part(NamedTuple):
-    """An item of a message.
+class MovedItem(NamedTuple):
+    """An item that was moved out of a message.
 
     Attributes:
-        url: refers to it in the body that vLLM reads.
+        url: stands for it in the body that vLLM reads.
         modality: its name.
         value: the item, whose media are still to be loaded.
         uuid: its name in the caches, if it has one.
@@ -112,40 +112,40 @@ class Messages:
 
     Args:
         state: the server's.
-        form: that of the body.
+        message_format: that of the body.
 
     Attributes:
-        parts: the items that were moved out.
+        moved_items: the items, in the order in which they stand.
     """
 
-    def __init__(self, state: ServerState, form: Form) -> None:
+    def __init__(self, state: ServerState, message_format: MessageFormat) -> None:
         self._state = state
-        self._form = form
+        self._format = message_format
         self._decoder = Decoder(state.limits)
         self._counts = Counter[str]()
         self._pixels = 0
         self._is_reordered = False
-        self._places: list[dict[str, list[str]]] = []
-        self.parts: list[Part] = []
+        self._item_paths: list[dict[str, list[str]]] = []
+        self.moved_items: list[MovedItem] = []
 
     @property
-    def places(self) -> list[dict[str, list[str]]]:
+    def item_paths(self) -> list[dict[str, list[str]]]:
         """The paths of all items by modality, media of vLLM's own parts too, for each conversation.
 
         Empty where vLLM may read the items in another order.
         """
         if self._is_reordered:
             return []
-        return self._places
+        return self._item_paths
 
-    def take_items(self, body: dict[str, Json]) -> None:
+    def move_items_out(self, body: dict[str, Json]) -> None:
         """Put references in place of the items of a body.
 
         Raises:
             InputError: an item is malformed, or there are too many.
             TooLarge: they are beyond a limit of the server.
         """
-        field = self._form.field
+        field = self._format.field
         messages: Json = body.get(field)
         if body.get("previous_response_id") is not None:
             self._is_reordered = True  # the items of earlier messages come first
@@ -159,7 +159,7 @@ class Messages:
 
     def _begin_conversation(self) -> None:
         self._counts.clear()
-        self._places.append(defaultdict(list))
+        self._item_paths.append(defaultdict(list))
 
     def _walk_messages(self, messages: Json, where: str) -> Json:
         """Return a conversation with references in place of items; what is no list as it is."""
@@ -191,7 +191,7 @@ class Messages:
 
     def _walk_nested(self, part: dict[str, Json], where: str) -> None:
         """Put references in place of the items in the result of a tool."""
-        field = self._form.nested
+        field = self._format.nested
         if field not in part or "role" in part:
             return
         num_items = self._count_items()
@@ -202,8 +202,8 @@ class Messages:
     def _count_items(self) -> int:
         """Return the number of items and media of this conversation so far."""
         count = 0
-        for places in self._places[-1].values():
-            count += len(places)
+        for item_paths in self._item_paths[-1].values():
+            count += len(item_paths)
         return count
 
     def _convert_part(self, part: dict[str, Json], where: str) -> dict[str, Json] | None:
@@ -215,17 +215,17 @@ class Messages:
             name = ""  # vLLM refuses it, or finds the type by the fields
         if url.startswith(ITEM_URL):
             modality, raw = self._parse_item_url(url, where)
-            return self._take_item(modality, raw, uuid, where)
-        is_picture_of_anthropic = self._form is ANTHROPIC and name == "image" and "source" in part
+            return self._move_item(modality, raw, uuid, where)
+        is_picture_of_anthropic = self._format is ANTHROPIC and name == "image" and "source" in part
         if name in self._state.message_modalities and not is_picture_of_anthropic:
             if name not in part:
                 raise InputError(where, f'a field "{name}" with the item', "none")
             raw = Raw(msgspec.json.encode(part[name]))
-            return self._take_item(name, raw, uuid, f"{where}.{name}")
-        if self._form is CHAT and name:
+            return self._move_item(name, raw, uuid, f"{where}.{name}")
+        if self._format is CHAT and name:
             check_type(self._state.plan.spec, name, where)
         if name in _VLLM_TYPES:
-            self._places[-1][_VLLM_TYPES[name]].append(where)
+            self._item_paths[-1][_VLLM_TYPES[name]].append(where)
             if _VLLM_TYPES[name] == "image":
                 self._count_pixels(part, url, where)
         return None
@@ -260,7 +260,7 @@ class Messages:
             raise InputError(where, "base64 in the URL of an item", "another text") from None
         return name, parse_message(Raw, item, where, self._state.limits)
 
-    def _take_item(self, name: str, raw: Raw, uuid: Json, where: str) -> dict[str, Json]:
+    def _move_item(self, name: str, raw: Raw, uuid: Json, where: str) -> dict[str, Json]:
         """Decode one more item, and return the part that refers to it.
 
         Args:
@@ -282,9 +282,9 @@ class Messages:
         url = f"mmkit-item:{uuid4().hex}"
         if uuid is not None:
             uuid = str(uuid)
-        self.parts.append(Part(url, name, value, uuid, where))
-        self._places[-1][name].append(where)
-        return self._form.picture(url)
+        self.moved_items.append(MovedItem(url, name, value, uuid, where))
+        self._item_paths[-1][name].append(where)
+        return self._format.picture(url)
 
 
 def _is_batch(messages: Json) -> bool:

@@ -1,24 +1,25 @@
 """The routes: ``POST /v1/mm/generate``, ``GET /v1/mm/modalities`` and two of websockets.
 
-The path of ``POST /v1/mm/generate``, function by function:
+A request to ``POST /v1/mm/generate`` makes these calls, in this order:
 
-1.  `answers.AnswerMiddleware.handle` refuses the request if the server stops, and counts refusals
-    in its answer.
-2.  `bodies.BodyMiddleware.handle` lets it pass: this route reads its body itself.
-3.  `routes.handle_generate` is the endpoint of the router.
-4.  `routes.answer_request` makes a response of what the next steps return or raise.
-5.  `routes.receive_message` receives the body (`routes.receive_body`), checks its size
-    (`wire.check_size`) and decodes it (`decoding.decode_json`) as a `protocol.GenerateRequest`.
-6.  `routes.generate` makes the answer to that message, by steps 7 to 11.
-7.  Settings: `state.ServerState.resolve_model`, `state.ServerState.find_output`,
-    `engine.Engine.parse_sampling_params` and `engine.Engine.make_sampling_params`.
-8.  `state.ServerState.make_prompt` makes vLLM's prompt: `wire.Decoder.decode_items` decodes the
-    items of each modality, and `engine.Engine.load_media` loads their media.
-9.  `engine.Engine.generate` renders the prompt (`engine.Engine.render`, in which vLLM calls the
-    processor of mmkit), sends it to the engine, and yields vLLM's outputs.
-10. `state.Answer.make_choice` makes a choice of what is new in an output, and
-    `state.Answer.make_usage` counts the tokens.
-11. `routes.stream_events` sends the events of a stream; without one, the first event is the answer.
+- `answers.AnswerMiddleware.handle` refuses the request if the server stops, and counts refusals in
+  its answer;
+- `bodies.BodyMiddleware.handle` lets it pass: this route reads its body itself;
+- `routes.handle_generate` is the endpoint of the router;
+- `routes.answer_request` makes a response of what the calls below return or raise;
+- `routes.receive_message` receives the body (`routes.receive_body`), checks its size
+  (`wire.check_size`) and decodes it (`decoding.decode_json`) as a `protocol.GenerateRequest`;
+- `routes.generate` makes the answer to that message, by the calls below:
+- settings: `state.ServerState.resolve_model`, `state.ServerState.find_output`,
+  `engine.Engine.parse_sampling_params` and `engine.Engine.make_sampling_params`;
+- `state.ServerState.make_prompt` makes vLLM's prompt: `wire.Decoder.decode_items` decodes the items
+  of each modality, and `engine.Engine.load_media` loads their media;
+- `engine.Engine.generate` renders the prompt (`engine.Engine.render`, in which vLLM calls the
+  processor of mmkit: steps 1 to 8 of docs/how-it-works.md), sends it to the engine (steps 9 to 11),
+  and yields vLLM's outputs;
+- `state.Answer.make_choice` makes a choice of what is new in an output, and
+  `state.Answer.make_usage` counts the tokens;
+- `routes.stream_events` sends the events of a stream; without one, the first event is the answer.
 
 The websockets are served by session.py and openpi.py.
 

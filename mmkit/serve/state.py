@@ -14,7 +14,7 @@ from msgspec import Raw
 from ..errors import InputError
 from ..plan.output import AnswerReader, BoundOutput, find_output
 from ..vllm_api.chat import list_part_types
-from ..vllm_api.incoming import REQUEST, Incoming, Places
+from ..vllm_api.server_request import SERVER_REQUEST, ItemPaths, ServerRequest
 from . import protocol
 from .decoding import decode_fields, quote
 from .engine import Engine
@@ -153,15 +153,15 @@ class ServerState:
             return None
         return find_output(self.plan.outputs, request.output, "output", quote(request.output))
 
-    def make_incoming(
-        self, field: str = "", places: Sequence[Places] = (), *, begins_twice: bool = False
-    ) -> Incoming:
-        """Return what vLLM's functions are to know of a new request; see `Incoming`."""
+    def make_server_request(
+        self, field: str = "", item_paths: Sequence[ItemPaths] = (), *, begins_twice: bool = False
+    ) -> ServerRequest:
+        """Return what vLLM's functions are to know of a new request; see `ServerRequest`."""
 
         def make_pixel_error() -> InputError:
             return self.limits.make_error(field or "body", "pixels", "pixels in one request")
 
-        return Incoming(self.limits.pixels, make_pixel_error, field, places, begins_twice)
+        return ServerRequest(self.limits.pixels, make_pixel_error, field, item_paths, begins_twice)
 
     async def make_prompt(
         self, message: protocol.Prompted, settings: protocol.Generating
@@ -238,12 +238,12 @@ class ServerState:
     async def _load_media(self, data: dict[str, Any]) -> None:
         """Load the media of a message in place, within the limit on pixels."""
         # each message of a session has a budget of its own
-        token = REQUEST.set(self.make_incoming())
+        token = SERVER_REQUEST.set(self.make_server_request())
         try:
             for name, value in data.items():
                 data[name] = await self.engine.load_media(value, f"items.{name}")
         finally:
-            REQUEST.reset(token)
+            SERVER_REQUEST.reset(token)
 
 
 class MessageItems(NamedTuple):

@@ -18,9 +18,9 @@ from ..errors import InputError
 from ..plan.encoder_rows import rows_field
 from ..plan.plan import Plan
 from ..plan.soundness import check_rows
-from .confinement import check_request
+from .confinement import check_requested_output
 from .errors import Refused
-from .items import Rendered
+from .items import CheckedKwargsItems
 
 TRUST = "trust_processed_fields"
 """The key of vLLM's ``additional_config`` by which a server accepts processed fields of other
@@ -52,8 +52,8 @@ def admit(
     """
     try:
         _check_params(plan, params)
-        check_request(plan, params, config)
-        _check_request(plan, prompt, trusts)
+        check_requested_output(plan, params, config)
+        _check_prompts(plan, prompt, trusts)
     except InputError as error:
         raise Refused(error) from None
 
@@ -68,7 +68,7 @@ def _check_params(plan: Plan, params: Any) -> None:
         raise InputError(where, expected, repr(list(allowed_ids)), remedy)
 
 
-def _check_request(plan: Plan, request: Mapping[str, Any], trusts: bool) -> None:
+def _check_prompts(plan: Plan, request: Mapping[str, Any], trusts: bool) -> None:
     """Check the prompt of a request, or both prompts of an encoder-decoder model."""
     prompts: list[Mapping[str, Any]] = []
     for name in ("encoder_prompt", "decoder_prompt"):
@@ -97,7 +97,7 @@ def _check_prompt(plan: Plan, prompt: Mapping[str, Any], is_trusted: bool) -> No
         if not has_items and plan.spec.decoder_prompt is None:
             plan.check_bare(ids)
     # an object of this class comes from a processor of this copy of mmkit
-    if is_multimodal and not isinstance(prompt.get("mm_kwargs"), Rendered):
+    if is_multimodal and not isinstance(prompt.get("mm_kwargs"), CheckedKwargsItems):
         _check_foreign_fields(plan, prompt, is_trusted and ids is not None)
 
 

@@ -16,14 +16,14 @@ from ..language.layout import Insert
 from ..language.messages import gather_items
 from ..language.spec import Declaration
 from .compat import find
-from .incoming import REQUEST
 from .pipeline import has_pipeline
+from .server_request import SERVER_REQUEST
 
 _MODULES = ("renderers.chat_utils.chat_message", "renderers.chat_utils", "entrypoints.chat_utils")
 """Where vLLM reads messages, from the newest release to the oldest."""
 
 
-class SentItem(NamedTuple):
+class ChatItem(NamedTuple):
     """An item in the messages of a request that a server reads.
 
     Attributes:
@@ -37,10 +37,14 @@ class SentItem(NamedTuple):
     uuid: str | None
 
 
-SENT: dict[str, SentItem] = {}
-"""The items of the requests that a server reads, by the URL of the ``image_url`` part that stands
-for each: in every version, vLLM's routes accept only parts of vLLM's own types, and some read them
-in other threads. No client can guess a URL."""
+ITEMS_BY_URL: dict[str, ChatItem] = {}
+"""The items of all requests that a server works on, by the URL that stands for each.
+
+In every version, vLLM's routes accept only parts of vLLM's own types. So mmkit's server replaces a
+part with an item by an ``image_url`` part with such a URL, and `wrap_read_part` looks the item up.
+It is no context variable, since some of vLLM's routes read parts in other threads. No client can
+guess a URL.
+"""
 
 
 def wrap_read_part(read_part: Any) -> Any:
@@ -64,7 +68,7 @@ def wrap_read_part(read_part: Any) -> Any:
         if type_name not in part:
             expected = f'a part with the item in its field "{type_name}"'
             raise InputError(where, expected, "none")
-        if item_of_server is None and REQUEST.get() is not None:
+        if item_of_server is None and SERVER_REQUEST.get() is not None:
             # a server decodes items itself, within its limits, on the routes that it knows
             raise InputError(where, f'no part of type "{type_name}" on this route', "one")
         return _add_item(spec, type_name, part, parser, marks, options)
@@ -181,9 +185,9 @@ def _find_types_of_vllm() -> Mapping[str, Any]:
     return types
 
 
-def _find_item_of_server(part: Mapping[str, Any]) -> SentItem | None:
+def _find_item_of_server(part: Mapping[str, Any]) -> ChatItem | None:
     """Return the item that mmkit's server has put into a part, or None."""
     url = part.get("image_url")
     if isinstance(url, Mapping):
         url = url.get("url")
-    return SENT.get(url) if isinstance(url, str) else None
+    return ITEMS_BY_URL.get(url) if isinstance(url, str) else None

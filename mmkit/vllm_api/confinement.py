@@ -76,7 +76,7 @@ def check_options(output: BoundOutput, options: Mapping[str, Any]) -> None:
             raise InputError(name, f"none beside output {output.name!r}", "some")
 
 
-def check_request(plan: Plan, params: Any, config: Any) -> None:
+def check_requested_output(plan: Plan, params: Any, config: Any) -> None:
     """Refuse parameters of a request that ask for an output which cannot come.
 
     Args:

@@ -178,7 +178,7 @@ def make_field_forms(modality: BoundModality, *, with_row_counts: bool) -> dict[
         forms = {}
         for key, field in modality.fields_and_embeds.items():
             forms[key] = _make_form(field)
-        if with_row_counts and modality.sends_rows:
+        if with_row_counts and modality.needs_row_count:
             forms[rows_field(modality.name)] = vllm_inputs.MultiModalBatchedField(**_ON_CPU)
         modality.adapter_cache[with_row_counts] = forms
     return forms
@@ -227,11 +227,14 @@ def make_kwargs_item(
 # -- a request for the engine ----------------------------------------------------------------------
 
 
-class Rendered(vllm_inputs.MultiModalKwargsItems):
-    """The fields of a request that a processor of this copy of mmkit has made, or has checked."""
+class CheckedKwargsItems(vllm_inputs.MultiModalKwargsItems):
+    """The fields of a request that a processor of this copy of mmkit has made.
+
+    `mmkit.vllm_api.admission` knows them by this class, and checks all others.
+    """
 
 
-def is_rendered(prompt: Mapping[str, Any]) -> bool:
+def has_processed_items(prompt: Mapping[str, Any]) -> bool:
     """Return whether a caller's prompt is a result of vLLM's renderer, with processed items."""
     return prompt.get("type") == "multimodal" and "mm_kwargs" in prompt
 
@@ -260,7 +263,7 @@ def make_engine_input(
     for name, items_of_modality in group_by_modality(items).items():
         hashes[name] = [item.hash for item in items_of_modality]
         fields[name] = [item.engine_fields for item in items_of_modality]
-    kwargs_items = Rendered()
+    kwargs_items = CheckedKwargsItems()
     kwargs_items.data = fields
     return {
         "type": "multimodal",

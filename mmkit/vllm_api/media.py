@@ -1,8 +1,8 @@
 """Checks where vLLM decodes media: of their pixels before, and of their samples after.
 
 All media of all routes are loaded by vLLM's `MediaConnector`, from a data URL, a file or another
-host. There the loader of one kind of media is put behind `Weighed`, which knows the bytes and has
-not decoded them yet.
+host. There the loader of one kind of media is put behind `CheckedLoader`, which knows the bytes and
+has not decoded them yet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ..errors import DISTRIBUTION, InputError, describe_error
 from ..language.items.media import AUDIO_DECODERS
 from .compat import find
-from .incoming import REQUEST
+from .server_request import SERVER_REQUEST
 
 FRAMES = 32
 """Frames that vLLM takes of a video, unless its ``--media-io-kwargs`` say otherwise."""
@@ -48,14 +48,14 @@ def wrap_load(load_from_url: Any) -> Any:
     Pixels are counted before they are decoded, and decoded audio is compared with its header.
     """
 
-    # vLLM reads the bytes in threads, which do not inherit `REQUEST`, so it is read here
+    # vLLM reads the bytes in threads, which do not inherit `SERVER_REQUEST`, so it is read here
     @wraps(load_from_url)
-    def weigh_and_load(self: Any, url: str, media_io: Any, **options: Any) -> Any:
-        request = REQUEST.get()
+    def check_and_load(self: Any, url: str, media_io: Any, **options: Any) -> Any:
+        request = SERVER_REQUEST.get()
         spend = None if request is None else request.spend_pixels  # offline no pixels are counted
-        return load_from_url(self, url, Weighed(media_io, spend), **options)
+        return load_from_url(self, url, CheckedLoader(media_io, spend), **options)
 
-    return weigh_and_load
+    return check_and_load
 
 
 def _loads_audio(loader: Any) -> bool:
@@ -63,8 +63,10 @@ def _loads_audio(loader: Any) -> bool:
     return isinstance(loader, AudioMediaIO)
 
 
-class Weighed:
-    """vLLM's loader of one kind of media, which counts pixels before it decodes them.
+class CheckedLoader:
+    """vLLM's loader of one kind of media, with a check before it decodes a file, and one after.
+
+    Before, the pixels are counted. Afterwards, the media are compared with what their file says.
 
     Args:
         loader: vLLM's.

@@ -24,9 +24,9 @@ from .admission import TRUST, admit
 from .compat import PROMPTS_ARE_IDS, find
 from .errors import Refused, TooManyPixels
 from .exchange import adopt_features, wrap_add_request
-from .incoming import REQUEST, Incoming
-from .items import is_rendered
+from .items import has_processed_items
 from .pipeline import has_pipeline
+from .server_request import SERVER_REQUEST, ServerRequest
 
 
 def _serves_spec(renderer: Any) -> bool:
@@ -51,7 +51,7 @@ def guard_process_tokens(process_tokens: Any) -> Any:
     def guard_and_process(self: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         if not _serves_spec(self):
             return process_tokens(self, prompt, *args, **kwargs)
-        if is_rendered(prompt):  # of this, vLLM would keep nothing but the ids
+        if has_processed_items(prompt):  # of this, vLLM would keep nothing but the ids
             if inspect.iscoroutinefunction(process_tokens):
                 return copy_async(prompt)
             return dict(prompt)
@@ -110,7 +110,7 @@ def wrap_render_chat(render_chat: Any) -> Any:
 
     @wraps(render_chat)
     def render_and_locate(self: Any, *args: Any, **options: Any) -> Any:
-        request = REQUEST.get()
+        request = SERVER_REQUEST.get()
         if request is None or not _serves_spec(self):
             return render_chat(self, *args, **options)
         with _locate_errors(self, request):
@@ -128,7 +128,7 @@ def wrap_render_chat_async(render_chat: Any) -> Any:
 
     @wraps(render_chat)
     async def render_and_locate(self: Any, *args: Any, **options: Any) -> Any:
-        request = REQUEST.get()
+        request = SERVER_REQUEST.get()
         if request is None or not _serves_spec(self):
             return await render_chat(self, *args, **options)
         call = signature.bind(self, *args, **options)
@@ -142,7 +142,7 @@ def wrap_render_chat_async(render_chat: Any) -> Any:
 
 
 @contextmanager
-def _locate_errors(renderer: Any, request: Incoming) -> Iterator[None]:
+def _locate_errors(renderer: Any, request: ServerRequest) -> Iterator[None]:
     """Give the errors of one conversation the path in the body of what they are about."""
     conversation = request.next_conversation()
     try:

@@ -1,8 +1,9 @@
-"""The steps of a request, in place of those of vLLM's `BaseMultiModalProcessor.apply`.
+"""Steps 2 to 8 of a request, in place of those of vLLM's `BaseMultiModalProcessor.apply`.
 
 vLLM's own steps process a text and its items together, and let surplus placeholders pass. The steps
 here call none of vLLM's hooks. `RequestPipeline.run` lists them; each is a function of this module
-that takes items and fills in one attribute of each `Item`.
+that takes items and fills in one attribute of each `Item`. The numbers are those of
+docs/how-it-works.md, which has the steps before and after these.
 """
 
 from __future__ import annotations
@@ -91,24 +92,27 @@ class RequestPipeline:
     def run(self, request: Request, timer: StageTimer = nullcontext) -> dict[str, Any]:
         """Turn a request into vLLM's input for its engine.
 
-        Before, vLLM has called `Parser`, and `Processor.apply` has made the items.
+        Before, vLLM has called `Parser` (step 1), and `Processor.apply` has made the items.
 
-        1. `check_request` refuses ids outside the vocabulary, and malformed uuids.
-        2. `hash_items` fills in the key by which caches know an item.
-        3. `find_missing_items` fills in the layouts of items that a cache has. vLLM's caches know
+        2. `check_ids_and_uuids` refuses ids outside the vocabulary, and malformed uuids.
+        3. `hash_items` fills in the key by which caches know an item.
+        4. `find_missing_items` fills in the layouts of items that a cache has. vLLM's caches know
            the items whose fields go to the engine. Of an item that becomes ids only nothing but
            these ids goes there, and a cache of this pipeline has its layout.
-        4. `process_items` fills in the fields of the other items,
-        5. `lay_out_items` their layouts, and `convert_fields` vLLM's form of their fields.
-        6. `place_items` writes the layouts of all items into the prompt.
-        7. `exchange_with_cache` puts the new items into the cache. It comes last: a request that
-           an earlier step refuses must not move the cache.
+        5. `process_items` fills in the fields of the other items,
+        6. `lay_out_items` their layouts, and `convert_fields` vLLM's form of their fields.
+        7. `place_items` writes the layouts of all items into the prompt.
+        8. `prepare_exchange` puts the new items into a cache of this process. A cache of which the
+           engine has a half changes in step 10, when the request is sent. In both cases a request
+           that an earlier step refuses does not move the cache.
+
+        The request goes on to `mmkit.vllm_api.admission.admit` (step 9).
 
         Raises:
             InputError: the request cannot be served.
             SpecError: a mistake of the spec.
         """
-        check_request(self.plan, request)
+        check_ids_and_uuids(self.plan, request)
         with timer("get_mm_hashes"):
             hash_items(self.plan, self._hasher, request)
         with timer("get_cache_missing_items"):
@@ -120,7 +124,7 @@ class RequestPipeline:
         with timer("apply_prompt_updates"):
             ids, placements = place_items(self.plan, request)
         with timer("merge_mm_kwargs"):
-            exchange_with_cache(self.plan, self._reader, request, self._make_process_again)
+            prepare_exchange(self.plan, self._reader, request, self._make_process_again)
         engine_items = select_engine_items(self.plan, request.items)
         return make_engine_input(ids, engine_items, placements)
 
@@ -218,10 +222,10 @@ def select_engine_items(plan: Plan, items: Sequence[Item]) -> list[Item]:
     return [item for item in items if not plan.modalities[item.modality].is_ids_only]
 
 
-# -- 1: check --------------------------------------------------------------------------------------
+# -- 2: check --------------------------------------------------------------------------------------
 
 
-def check_request(plan: Plan, request: Request) -> None:
+def check_ids_and_uuids(plan: Plan, request: Request) -> None:
     """Refuse ids outside the vocabulary, and uuids that are no strings.
 
     Raises:
@@ -233,7 +237,7 @@ def check_request(plan: Plan, request: Request) -> None:
         check_uuid(item, plan.modalities[item.modality])
 
 
-# -- 2: hash ---------------------------------------------------------------------------------------
+# -- 3: hash ---------------------------------------------------------------------------------------
 
 
 def hash_items(plan: Plan, hasher: VllmItemHasher, request: Request) -> None:
@@ -264,7 +268,7 @@ def _options_of_modality(plan: Plan, request: Request, name: str) -> Mapping[str
     return {**request.factors, "mm_processor_kwargs": options}
 
 
-# -- 3: look up ------------------------------------------------------------------------------------
+# -- 4: look up ------------------------------------------------------------------------------------
 
 
 def make_id_layout_cache() -> Memo:
@@ -301,7 +305,7 @@ def find_missing_items(
     return missing_items
 
 
-# -- 4: process ------------------------------------------------------------------------------------
+# -- 5: process ------------------------------------------------------------------------------------
 
 
 def process_items(plan: Plan, items: Sequence[Item], offloaded: Offloaded | None = None) -> None:
@@ -316,7 +320,7 @@ def process_items(plan: Plan, items: Sequence[Item], offloaded: Offloaded | None
     plan.process_items(items)
 
 
-# -- 5: lay out ------------------------------------------------------------------------------------
+# -- 6: lay out ------------------------------------------------------------------------------------
 
 
 def lay_out_items(plan: Plan, items: Sequence[Item], *, may_be_larger: bool = False) -> None:
@@ -360,7 +364,7 @@ def remember_id_layouts(plan: Plan, id_layouts: Memo, items: Sequence[Item]) -> 
             id_layouts.keep(item.hash, item.layout)
 
 
-# -- 6: place --------------------------------------------------------------------------------------
+# -- 7: place --------------------------------------------------------------------------------------
 
 
 def place_items(plan: Plan, request: Request) -> PlacedPrompt:
@@ -371,10 +375,10 @@ def place_items(plan: Plan, request: Request) -> PlacedPrompt:
     return plan.place_items(ids, request.items)
 
 
-# -- 7: exchange -----------------------------------------------------------------------------------
+# -- 8: prepare the exchange -----------------------------------------------------------------------
 
 
-def exchange_with_cache(
+def prepare_exchange(
     plan: Plan,
     reader: CacheReader,
     request: Request,

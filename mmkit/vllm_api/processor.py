@@ -63,8 +63,8 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
     """
 
     spec: ClassVar[Declaration]
-    sends_rows: ClassVar[bool] = False
-    """Whether the model compares the rows of its encoder with the layouts."""
+    sends_row_counts: ClassVar[bool] = False
+    """Whether the model receives the number of encoder rows of each item, to compare its own."""
     requires_tokenizer = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -74,7 +74,9 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
     def __init__(self, info: ProcessingInfo, dummy_inputs: DummyInputs, **options: Any) -> None:
         super().__init__(info, dummy_inputs, **options)
         self.plan: Plan = info.plan
-        self.pipeline = RequestPipeline(info, make_hasher(info), send_row_counts=self.sends_rows)
+        self.pipeline = RequestPipeline(
+            info, make_hasher(info), send_row_counts=self.sends_row_counts
+        )
         patches.install()
 
     def render(self, request: Request, timer: StageTimer = nullcontext) -> dict[str, Any]:
@@ -152,7 +154,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
         # vLLM's chat batches the embeddings of a message by these
         configs: dict[str, MultiModalFieldConfig] = {}
         for name, modality in self.plan.modalities.items():
-            forms = make_field_forms(modality, with_row_counts=self.sends_rows)
+            forms = make_field_forms(modality, with_row_counts=self.sends_row_counts)
             for key, form in forms.items():
                 configs[key] = MultiModalFieldConfig(field=form, modality=name)
         return configs

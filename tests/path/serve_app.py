@@ -20,13 +20,13 @@ from mmkit.serve import routes
 from mmkit.serve.answers import AnswerMiddleware, handle_input_error
 from mmkit.serve.bodies import BodyMiddleware
 from mmkit.serve.engine import Engine
-from mmkit.serve.messages import ROUTE_FORMS
+from mmkit.serve.messages import MESSAGE_FORMATS
 from mmkit.serve.protocol import Limits
 from mmkit.serve.state import ServerState
 
 SMALL = Limits(body_bytes=200, sessions=1)
 
-ECHO_ROUTES = ("/v1/other", "/v1/audio/transcriptions", "/health", "/metrics", *ROUTE_FORMS)
+ECHO_ROUTES = ("/v1/other", "/v1/audio/transcriptions", "/health", "/metrics", *MESSAGE_FORMATS)
 """Routes in place of vLLM's, which say what they get."""
 
 SHUTDOWN_ERROR = RuntimeError("cannot schedule new futures after shutdown")

@@ -20,8 +20,8 @@ from vllm.multimodal.media.audio import AudioMediaIO
 from mmkit import Audio, InputError
 from mmkit.language.expr import Scope
 from mmkit.vllm_api import media
-from mmkit.vllm_api.incoming import REQUEST, Incoming, TooManyPixels, inherit_context
-from mmkit.vllm_api.media import Weighed, count_pixels_of_image
+from mmkit.vllm_api.media import CheckedLoader, count_pixels_of_image
+from mmkit.vllm_api.server_request import SERVER_REQUEST, ServerRequest, TooManyPixels, inherit_context
 from tests import ROOT
 from tests.path.plain import plain, processor
 from tests.profiles import scaled
@@ -40,8 +40,8 @@ def get_refusal() -> InputError:
     return REFUSAL
 
 
-def make_incoming() -> Incoming:
-    return Incoming(LIMIT, get_refusal)
+def make_server_request() -> ServerRequest:
+    return ServerRequest(LIMIT, get_refusal)
 
 
 def make_picture(width: int, height: int, form: str = "PNG") -> bytes:
@@ -66,7 +66,7 @@ def test_the_pictures_of_a_request_have_one_limit(tmp_path_factory: Any, picture
 
     async def load_all() -> int:
         """Load the pictures as one request; return the number of their pixels."""
-        REQUEST.set(make_incoming())
+        SERVER_REQUEST.set(make_server_request())
         num_pixels = 0
         with ThreadPoolExecutor(1) as executor:
             inherit_context(executor)
@@ -135,7 +135,7 @@ def test_the_pixels_of_a_video_are_those_of_the_frames_that_are_taken(
 
     loader = SimpleNamespace(num_frames=num_frames, video_loader=None, kwargs={}, load_base64=fail)
     with pytest.raises(ValueError, match="not decoded"):
-        Weighed(loader, counts.append).load_base64(media_type, data)
+        CheckedLoader(loader, counts.append).load_base64(media_type, data)
     assert counts == [expected]
 
 
@@ -147,7 +147,7 @@ def test_a_video_that_has_more_frames_than_it_says_is_counted_again() -> None:
         return frames, {}
 
     loader = SimpleNamespace(num_frames=32, video_loader=None, kwargs={}, load_bytes=load_bytes)
-    Weighed(loader, counts.append).load_bytes(make_picture(10, 20, "GIF"))
+    CheckedLoader(loader, counts.append).load_bytes(make_picture(10, 20, "GIF"))
     assert counts == [200, 1200]
 
 
@@ -167,7 +167,7 @@ def load_sound(name: str) -> tuple[Any, float]:
     url = make_data_url((ROOT / "tests" / "data" / "media" / name).read_bytes(), "audio/wav")
 
     async def load() -> Any:
-        REQUEST.set(make_incoming())
+        SERVER_REQUEST.set(make_server_request())
         return MediaConnector().fetch_audio(url)
 
     return asyncio.run(load())
@@ -207,7 +207,7 @@ def test_channels_that_come_in_turn_are_refused(with_request: bool) -> None:
 
     async def load() -> Any:
         if with_request:
-            REQUEST.set(make_incoming())
+            SERVER_REQUEST.set(make_server_request())
         return MediaConnector(media_io_kwargs={"audio": {"audio_backend": "pyav"}}).fetch_audio(url)
 
     expected = "4000 samples at 8000 Hz, as the header of the file says, got 8000 at 8000 Hz of 2 channel"

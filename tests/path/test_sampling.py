@@ -307,12 +307,12 @@ def test_engines_that_confine_outputs_in_texts(sentence: str, options: Any) -> N
         chosen = sampling.sampling_params(plan.outputs["pairs"], engine, seed=1)
         assert (chosen.max_tokens, chosen.ignore_eos, chosen.detokenize) == (None, False, True)
         assert chosen.extra_args == {"mmkit_output": "pairs"}
-        confinement.check_request(plan, params, engine.vllm_config)
+        confinement.check_requested_output(plan, params, engine.vllm_config)
         return
     with refuses(InputError, sentence):
         sampling.sampling_params(plan.outputs["pairs"], engine)
     with refuses(InputError, sentence):
-        confinement.check_request(plan, params, engine.vllm_config)
+        confinement.check_requested_output(plan, params, engine.vllm_config)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_options_that_contradict_an_output_in_a_text(option: dict[str, Any]) -> 
         sampling.sampling_params(plan.outputs["pairs"], make_engine(), **option)
     params = SamplingParams(extra_args={"mmkit_output": "pairs"}, **option)
     with refuses(InputError, f"m.{name}: expected none beside output 'pairs', got some."):
-        confinement.check_request(plan, params, None)
+        confinement.check_requested_output(plan, params, None)
 
 
 def test_requests_for_outputs_that_the_spec_lacks() -> None:
@@ -339,10 +339,10 @@ def test_requests_for_outputs_that_the_spec_lacks() -> None:
     for name in ("film", 7):
         params = SamplingParams(extra_args={"mmkit_output": name})
         with refuses(InputError, f"m.mmkit_output: expected one of short, long, pairs, pair, got {name!r}."):
-            confinement.check_request(plan, params, None)
+            confinement.check_requested_output(plan, params, None)
     plan.outputs = {}
     with refuses(InputError, "m.mmkit_output: expected none, as the spec declares none, got 7."):
-        confinement.check_request(plan, params, None)
+        confinement.check_requested_output(plan, params, None)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import given
 from mmkit import InputError
 from mmkit.serve import wire
 from mmkit.serve.bodies import ITEM_FIELDS
-from mmkit.serve.messages import ANTHROPIC, RESPONSES, ROUTE_FORMS, Messages
+from mmkit.serve.messages import ANTHROPIC, MESSAGE_FORMATS, RESPONSES, Messages
 from mmkit.serve.protocol import Limits
 from mmkit.serve.wire import count_values
 from tests.path.serve_app import get_shared_state, get_state, serve
@@ -241,7 +241,7 @@ MALFORMED_ACTION = [["x"]]
 URL = "data:image/png;base64,AAAA"
 PART_KINDS = ("text", "item", "url", "picture", "null")
 ITEM_KINDS = ("item", "url")
-PATHS = sorted(ROUTE_FORMS)
+PATHS = sorted(MESSAGE_FORMATS)
 
 
 def make_part(path, kind, action):
@@ -260,8 +260,8 @@ def make_part(path, kind, action):
         return {"type": "actions", "actions": action, "uuid": 3}
     if kind == "url":
         encoded = base64.b64encode(json.dumps(action).encode()).decode()
-        return ROUTE_FORMS[path].picture(f"{wire.ITEM_URL}actions;base64,{encoded}")
-    return ROUTE_FORMS[path].picture(URL)
+        return MESSAGE_FORMATS[path].picture(f"{wire.ITEM_URL}actions;base64,{encoded}")
+    return MESSAGE_FORMATS[path].picture(URL)
 
 
 class Place(NamedTuple):
@@ -299,7 +299,7 @@ class Conversation(NamedTuple):
 def conversations(draw, *, malformed=False):
     """Draw a conversation; of a malformed one the last item is malformed, and the others are not."""
     path = draw(st.sampled_from(PATHS))
-    field = ROUTE_FORMS[path].field
+    field = MESSAGE_FORMATS[path].field
     in_batch = path == "/v1/chat/completions/batch" and draw(st.booleans())
     root = f"{field}[0]" if in_batch else field
     messages = []
@@ -321,7 +321,7 @@ def conversations(draw, *, malformed=False):
 
 def list_parts(conversation):
     """Return the parts of the messages of a body."""
-    messages = conversation.body[ROUTE_FORMS[conversation.path].field]
+    messages = conversation.body[MESSAGE_FORMATS[conversation.path].field]
     if messages and isinstance(messages[0], list):
         messages = messages[0]
     parts = []
@@ -333,10 +333,10 @@ def list_parts(conversation):
 @given(conversations())
 def test_items_are_moved_out_of_messages_at_every_route(conversation):
     """References are in their place, and the parts are in order."""
-    form = ROUTE_FORMS[conversation.path]
+    form = MESSAGE_FORMATS[conversation.path]
     messages = Messages(get_shared_state(), form)
-    messages.take_items(conversation.body)
-    remaining_items = list(messages.parts)
+    messages.move_items_out(conversation.body)
+    remaining_items = list(messages.moved_items)
     for place, part in zip(conversation.places, list_parts(conversation), strict=True):
         if place.kind in ("text", "picture"):
             assert part == make_part(conversation.path, place.kind, None)
@@ -350,17 +350,17 @@ def test_items_are_moved_out_of_messages_at_every_route(conversation):
 
 @given(conversations())
 def test_each_item_of_a_message_has_its_path(conversation):
-    messages = Messages(get_shared_state(), ROUTE_FORMS[conversation.path])
-    messages.take_items(conversation.body)
+    messages = Messages(get_shared_state(), MESSAGE_FORMATS[conversation.path])
+    messages.move_items_out(conversation.body)
     expected = [place.item_where for place in conversation.places if place.kind not in ("text", "picture")]
-    assert list(messages.places[0].get("actions", ())) == expected
+    assert list(messages.item_paths[0].get("actions", ())) == expected
 
 
 @given(conversations(malformed=True))
 def test_an_error_names_the_part_of_a_message_that_it_is_about(conversation):
-    messages = Messages(get_shared_state(), ROUTE_FORMS[conversation.path])
+    messages = Messages(get_shared_state(), MESSAGE_FORMATS[conversation.path])
     with pytest.raises(InputError) as caught:
-        messages.take_items(conversation.body)
+        messages.move_items_out(conversation.body)
     assert caught.value.where == f"{conversation.places[-1].item_where}[0][0]"
 
 
@@ -388,9 +388,9 @@ ITEM_PART = {"type": "actions", "actions": ACTION}
 )
 def test_an_item_that_vllm_reads_in_another_order_has_no_path(form, body):
     messages = Messages(get_shared_state(), form)
-    messages.take_items(body)
-    assert len(messages.parts) == 1
-    assert messages.places == []
+    messages.move_items_out(body)
+    assert len(messages.moved_items) == 1
+    assert messages.item_paths == []
 
 
 ODD_VALUES = st.sampled_from([None, 3, [], {}, "text", "actions", "image_url", "image", {"url": 3}, {"url": "data:"}])
@@ -410,15 +410,15 @@ ODD_MESSAGES = ODD_PARTS | ODD_VALUES | st.lists(ODD_PARTS | ODD_VALUES, max_siz
 
 @given(st.sampled_from(PATHS), st.lists(ODD_MESSAGES, max_size=3))
 def test_messages_without_items_reach_vllm_as_they_came_or_are_refused(path, messages):
-    field = ROUTE_FORMS[path].field
+    field = MESSAGE_FORMATS[path].field
     body = {field: messages}
     before = json.dumps(body)
-    reader = Messages(get_shared_state(), ROUTE_FORMS[path])
+    reader = Messages(get_shared_state(), MESSAGE_FORMATS[path])
     where = field
     try:
-        reader.take_items(body)
+        reader.move_items_out(body)
         assert json.dumps(body) == before
-        assert reader.parts == []
+        assert reader.moved_items == []
     except InputError as error:
         where = error.where
     assert where.startswith(field)
@@ -428,7 +428,7 @@ def test_messages_without_items_reach_vllm_as_they_came_or_are_refused(path, mes
 def test_a_body_without_messages_reaches_vllm_without_them(path):
     body = {"prompt": "a text", "input": ["a text"]}
     expected = dict(body)
-    Messages(get_shared_state(), ROUTE_FORMS[path]).take_items(body)
+    Messages(get_shared_state(), MESSAGE_FORMATS[path]).move_items_out(body)
     assert body == expected
 
 
@@ -448,6 +448,6 @@ def test_a_picture_of_anthropic_is_vllms_part_even_for_a_modality_named_image():
     body = {"messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
     with mock.patch.object(state, "message_modalities", ["image"]):
         messages = Messages(state, ANTHROPIC)
-        messages.take_items(body)
-    assert messages.parts == []
+        messages.move_items_out(body)
+    assert messages.moved_items == []
     assert body["messages"][0]["content"][0]["source"] is source

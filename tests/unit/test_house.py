@@ -117,3 +117,75 @@ def test_a_placeholder_is_a_token_and_nothing_else() -> None:
     classes = [name for file in MMKIT.rglob("*.py") for name in list_classes(file)]
     about_the_token = {"PlaceholderGuard", "PlaceholderMask"}  # which keep it out of prompts, and out of samples
     assert {name for name in classes if "Placeholder" in name} == about_the_token
+
+
+# -- the steps of a request ------------------------------------------------------------------------------------------
+
+PIPELINE = (MMKIT / "vllm_api" / "pipeline.py").read_text(encoding="utf-8")
+WALKTHROUGH = (ROOT / "tests" / "unit" / "test_walkthrough.py").read_text(encoding="utf-8")
+
+STEPS = re.findall(r"(?m)^\*\*(\d+)\. ([\w ]+)\*\* \(`(?:\w+\.)?(\w+)`\)", HOW_IT_WORKS)
+"""The number, the title and the function of each step, as the page has them."""
+
+
+def test_the_steps_of_the_page_are_numbered_in_order() -> None:
+    assert [int(number) for number, _, _ in STEPS] == list(range(1, 12))
+
+
+def test_the_pipeline_has_the_numbers_of_the_page() -> None:
+    steps = {number: function for number, _, function in STEPS}
+    listed = re.findall(r"(?m)^ {8}(\d+)\. `(\w+)`", PIPELINE)
+    assert [int(number) for number, _ in listed] == list(range(2, 9))
+    assert all(steps[number] == function for number, function in listed)
+    titles = {number: title.lower() for number, title, _ in STEPS}
+    headings = re.findall(r"(?m)^# -- (\d+): ([a-z ]+) -", PIPELINE)
+    assert [number for number, _ in headings] == [number for number, _ in listed]
+    assert all(titles[number] == heading for number, heading in headings)
+
+
+def test_the_walkthrough_has_the_numbers_of_the_page() -> None:
+    titles = {number: title.lower().replace(" ", "_") for number, title, _ in STEPS}
+    tests = re.findall(r"def test_step_(\d+)_(\w+)\(", WALKTHROUGH)
+    assert len(tests) > 4
+    assert all(name.startswith(titles[number]) for number, name in tests)
+
+
+# -- the calls of a chat request -------------------------------------------------------------------------------------
+
+CALLS_TABLE = read_section(HOW_IT_WORKS, "The calls of a chat request")
+CALLS = re.findall(r"(?m)^\| (?:([\d to]+) )?\| `([\w.]+)` \| `([\w.]+)` \|", CALLS_TABLE)
+"""The steps, the function and the module of each call that is not vLLM's."""
+
+
+def test_the_calls_of_a_chat_request_have_the_numbers_of_the_steps() -> None:
+    steps = {number: function for number, _, function in STEPS}
+    numbered = {number: call.rpartition(".")[2] for number, call, _ in CALLS if number}
+    assert numbered == {number: steps[number] for number in ("1", "9", "10", "11")} | {"2 to 8": "run"}
+    assert [number for number, _, _ in CALLS if number] == ["1", "2 to 8", "9", "10", "11"]
+
+
+@pytest.mark.parametrize(("call", "module"), [(call, module) for _, call, module in CALLS])
+def test_each_call_is_where_the_page_says(call: str, module: str) -> None:
+    assert call in list_functions(MMKIT.joinpath(*module.split(".")).with_suffix(".py"))
+
+
+def test_the_head_of_bodies_lists_the_calls_in_the_order_of_the_page() -> None:
+    head = ast.get_docstring(ast.parse((MMKIT / "serve" / "bodies.py").read_text(encoding="utf-8"))) or ""
+    places = [head.index(call) for _, call, _ in CALLS]
+    assert places == sorted(places)
+
+
+def list_functions(file: Path) -> set[str]:
+    """Return the functions of a module, and the methods as ``Class.method``."""
+    names: set[str] = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            names.update(f"{node.name}.{name}" for name in list_methods(node))
+    return names
+
+
+def list_methods(class_node: ast.ClassDef) -> list[str]:
+    """Return the names of the methods of a class, those under a condition too."""
+    return [node.name for node in ast.walk(class_node) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]

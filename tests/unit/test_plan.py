@@ -134,7 +134,7 @@ def test_a_layout_of_a_function_is_evaluated_per_item():
     assert list_ids(modality) is not list_ids(modality)
     assert modality.layout_evaluator.depends_on_index
     assert modality.layout_evaluator.varies
-    assert modality.sends_rows
+    assert modality.needs_row_count
 
 
 def test_a_layout_of_a_function_may_read_the_index():
@@ -218,7 +218,7 @@ BY_INDEX = tok.text("{}", item.index) + embed(5)
 
 
 @pytest.mark.parametrize(
-    ("options", "sends_rows"),
+    ("options", "needs_row_count"),
     [
         pytest.param({}, False, id="of one layout and a batched field"),
         pytest.param(dict(fields={"x": flat(2)}), True, id="whose fields do not tell their number"),
@@ -228,8 +228,8 @@ BY_INDEX = tok.text("{}", item.index) + embed(5)
         pytest.param(dict(layout=BY_INDEX, cacheable=False), True, id="of texts by index"),
     ],
 )
-def test_the_model_gets_the_number_of_rows_of_items(options, sends_rows):
-    assert bind_modality(**options).sends_rows == sends_rows
+def test_the_model_gets_the_number_of_rows_of_items(options, needs_row_count):
+    assert bind_modality(**options).needs_row_count == needs_row_count
 
 
 # -- the largest item --------------------------------------------------------------------------------------------------

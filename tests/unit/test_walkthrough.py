@@ -2,7 +2,7 @@
 
 A spec is declared, and bound to a config and a tokenizer. Then a request with two items runs through the steps that
 `mmkit.vllm_api.pipeline.RequestPipeline` takes in vLLM; here without vLLM, its cache and its hashes.
-docs/how-it-works.md tells the same in words.
+docs/how-it-works.md tells the same in words, and numbers the steps.
 """
 
 from types import SimpleNamespace
@@ -93,25 +93,25 @@ def items(plan: Plan) -> list[Item]:
     return plan.parse_items(DATA)
 
 
-def test_1_parse_makes_one_canonical_form_of_every_item(items: list[Item]) -> None:
+def test_step_1_parse_makes_one_canonical_form_of_every_item(items: list[Item]) -> None:
     first, second = items
     assert (first.value.dtype, second.value.dtype) == (torch.float32, torch.float32)
     assert second.value.tolist() == [7.0, 7.0]
     assert first.value.data_ptr() != DATA["series"][0].data_ptr(), "an item never lies in the caller's memory"
 
 
-def test_1_parse_refuses_what_the_spec_does_not_declare(plan: Plan) -> None:
+def test_step_1_parse_refuses_what_the_spec_does_not_declare(plan: Plan) -> None:
     with pytest.raises(InputError, match=r"series\[1\]: expected a \(1\.\.16,\) float32 tensor, got shape \(17,\)"):
         plan.parse_items({"series": [torch.zeros(3), torch.zeros(17)]})
 
 
-def test_2_process_fills_in_the_fields_of_each_item(plan: Plan, items: list[Item]) -> None:
+def test_step_5_process_fills_in_the_fields_of_each_item(plan: Plan, items: list[Item]) -> None:
     plan.process_items(items)
     assert items[0].fields["series"].tolist() == [-3.0, -2.0, -1.0, 0.0, 1.0, 5.0]
     assert items[1].fields["series"].tolist() == [0.0, 0.0]
 
 
-def test_3_lay_out_fills_in_what_each_item_becomes_in_the_prompt(plan: Plan, items: list[Item]) -> None:
+def test_step_6_lay_out_fills_in_what_each_item_becomes_in_the_prompt(plan: Plan, items: list[Item]) -> None:
     plan.process_items(items)
     plan.lay_out_items(items)
     first, second = items[0].layout, items[1].layout
@@ -122,7 +122,7 @@ def test_3_lay_out_fills_in_what_each_item_becomes_in_the_prompt(plan: Plan, ite
     assert as_text(resolved.target) == as_text((SERIES,))
 
 
-def test_4_place_writes_the_layouts_over_their_targets(plan: Plan, items: list[Item]) -> None:
+def test_step_7_place_writes_the_layouts_over_their_targets(plan: Plan, items: list[Item]) -> None:
     plan.process_items(items)
     plan.lay_out_items(items)
     prompt = plan.encode(PROMPT)
@@ -135,7 +135,7 @@ def test_4_place_writes_the_layouts_over_their_targets(plan: Plan, items: list[I
     assert places == [("series", 0, 0), ("series", 1, 5)]
 
 
-def test_4_place_refuses_a_prompt_with_another_number_of_targets(plan: Plan) -> None:
+def test_step_7_place_refuses_a_prompt_with_another_number_of_targets(plan: Plan) -> None:
     with pytest.raises(InputError, match="expected 2 targets '<series>' in the prompt for 2 items, got 1"):
         plan.preview("<series> is a wave", DATA)
 

@@ -350,7 +350,7 @@ def register(model: type, spec: ModelSpec) -> str:
     name = f"{model.__name__}{next(_numbers)}ForCausalLM"
     registered = type(name, (model,), {"mm_spec": spec, "__module__": __name__})
     classes = spec.classes
-    classes.processor.sends_rows = issubclass(model, MultiModalModel)
+    classes.processor.sends_row_counts = issubclass(model, MultiModalModel)
     decorate = MULTIMODAL_REGISTRY.register_processor(
         classes.processor, info=classes.info, dummy_inputs=classes.dummy_inputs
     )

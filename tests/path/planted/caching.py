@@ -20,7 +20,7 @@ CACHED = "without a cache and with one in (one process|two processes): "
 
 @planted("cache", r"in one process: fields\['(series|frames)'\]|in two processes: MultiModalCacheMissError: ")
 def items_swapped_after_a_hit() -> Subject:
-    def exchange_with_cache(correct, plan, reader, request, *arguments):
+    def prepare_exchange(correct, plan, reader, request, *arguments):
         is_hit = any(part.engine_fields is None for part in request.items)
         correct(plan, reader, request, *arguments)
         if not is_hit:
@@ -30,7 +30,7 @@ def items_swapped_after_a_hit() -> Subject:
             for part, engine_fields in zip(group, swapped, strict=True):
                 part.engine_fields = engine_fields
 
-    return with_step("exchange_with_cache", exchange_with_cache)
+    return with_step("prepare_exchange", prepare_exchange)
 
 
 @planted("cache", f"(?s){CACHED}(fields|ids).*kwargs=")

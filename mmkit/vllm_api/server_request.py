@@ -1,10 +1,10 @@
 """The request that a server works on, for functions of vLLM that receive only a part of it.
 
-It holds how many pixels may still be decoded, and where in the body each item stands.
-
-A server puts an `Incoming` into `REQUEST` before vLLM reads the body. Tasks that the request starts
-inherit it. Threads do not: what runs there gets what it needs before it starts, or in an executor
-that `inherit_context` has changed. Offline there is no request, and nothing here does anything.
+A `ServerRequest` holds how many pixels may still be decoded, and where in the body each item
+stands. A server puts it into `SERVER_REQUEST` before vLLM reads the body. Tasks that the request
+starts inherit it. Threads do not: what runs there gets what it needs before it starts, or in an
+executor that `inherit_context` has changed. Offline there is no such request, and nothing here does
+anything.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 from ..errors import InputError, relocate
 from .errors import TooManyPixels
 
-Places = Mapping[str, Sequence[str]]
+ItemPaths = Mapping[str, Sequence[str]]
 """The paths of the items of one conversation, by modality and in order."""
 
 
-class Incoming:
-    """One request of a server.
+class ServerRequest:
+    """One HTTP request, or one message of a session.
 
     Attributes:
         begins_twice: whether vLLM's options of the route's tokenizer begin a text that a chat
@@ -35,7 +35,7 @@ class Incoming:
         pixels: how many pixels its media may have together.
         refusal: makes the error for a request that has more.
         field: the field of the body that has the messages; empty where none has.
-        places: the paths of the items, for each conversation; a body may hold several.
+        item_paths: the paths of the items, for each conversation; a body may hold several.
         begins_twice: see above.
     """
 
@@ -44,13 +44,13 @@ class Incoming:
         pixels: int,
         refusal: Callable[[], InputError],
         field: str = "",
-        places: Sequence[Places] = (),
+        item_paths: Sequence[ItemPaths] = (),
         begins_twice: bool = False,
     ) -> None:
         self._pixels = pixels
         self._refusal = refusal
         self._field = field
-        self._places = places
+        self._item_paths = item_paths
         self.begins_twice = begins_twice
         self._conversation_count = 0
         self._lock = threading.Lock()
@@ -92,8 +92,8 @@ class Incoming:
         if not error.where.startswith(f"{spec}."):
             return None
         item = re.match(r"(\w+)\[(\d+)\]", error.where.removeprefix(f"{spec}."))
-        if item and conversation < len(self._places):
-            paths = self._places[conversation].get(item[1], ())
+        if item and conversation < len(self._item_paths):
+            paths = self._item_paths[conversation].get(item[1], ())
             number = int(item[2])
             if number < len(paths):
                 part = error.where.removeprefix(f"{spec}.{item[0]}")
@@ -101,8 +101,8 @@ class Incoming:
         return relocate(error, self._field)
 
 
-REQUEST: ContextVar[Incoming | None] = ContextVar("mmkit_request", default=None)
-"""The request that a task works on."""
+SERVER_REQUEST: ContextVar[ServerRequest | None] = ContextVar("mmkit_request", default=None)
+"""The request that a task works on; None offline."""
 
 
 def inherit_context(executor: Executor) -> None:
