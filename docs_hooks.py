@@ -1,13 +1,15 @@
-"""Hooks of the site: pages from elsewhere in the repository, and links that lead to them.
+"""Hooks of the site: pages from elsewhere, links that lead to files, docstrings, buttons.
 
 The pages are written for a code host, where a link may lead to any file of the repository. In the
-site a link to a file that is no page is shown as its text alone.
+site such a link leads to the address of the repository (`repository` in pyproject.toml). While
+there is none, it is shown as its text alone.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,93 @@ ROOT = Path(__file__).parent
 ELSEWHERE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Pages of the site that lie in the root of the repository."""
 
+DOCSTRINGS = {
+    "errors": ["mmkit.MmkitError"],
+    "expressions": [
+        "mmkit.Scope",
+        "mmkit.later",
+        "mmkit.where",
+        "mmkit.ceil_div",
+        "mmkit.minimum",
+        "mmkit.maximum",
+    ],
+    "fields": [
+        "mmkit.language.field.Field\n    options: {heading: Every field, members: false}",
+        "mmkit.language.field.Batched\n    options: {heading: batched}",
+        "mmkit.language.field.Flat\n    options: {heading: flat, members: false}",
+        "mmkit.language.field.Derived\n    options: {heading: derived}",
+        "mmkit.language.field.Constant\n    options: {heading: constant}",
+        "mmkit.language.field.HF\n    options: {heading: hf}",
+    ],
+    "items": [
+        "mmkit.Tensor",
+        "mmkit.Record",
+        "mmkit.Text",
+        "mmkit.Image",
+        "mmkit.Video",
+        "mmkit.Audio",
+        "mmkit.between",
+    ],
+    "language": [
+        "mmkit.embed",
+        "mmkit.literal",
+        "mmkit.select",
+        "mmkit.each",
+        "mmkit.any_id",
+        "mmkit.replace",
+        "mmkit.insert",
+        "mmkit.already_expanded",
+        "mmkit.ending_with",
+    ],
+    "model": [
+        "mmkit.MultiModalModel",
+        "mmkit.serve_transformers",
+        "mmkit.model.sampling.sampling_params",
+    ],
+    "plan": ["mmkit.plan.plan.Plan"],
+    "serve": [
+        "mmkit.serve.Client",
+        "mmkit.serve.client.Session",
+        "mmkit.serve.encode",
+        "mmkit.serve.content_part",
+    ],
+    "spec": ["mmkit.ModelSpec", "mmkit.Modality", "mmkit.Output", "mmkit.Policy", "mmkit.concat"],
+    "testing": [
+        "mmkit.testing.check",
+        "mmkit.testing.parametrize",
+        "mmkit.testing.of_spec",
+        "mmkit.testing.of_registered",
+    ],
+    "training": [
+        "mmkit.training.Processor",
+        "mmkit.training.Collator",
+        "mmkit.training.MultiModalMixin",
+    ],
+}
+"""The names whose docstrings stand at the end of each page of the reference, for mkdocstrings."""
+
+BUTTONS = "<!-- buttons -->\n"
+"""The links of the line after this comment are buttons in the site."""
+
 _CODE_OR_LINK = re.compile(
     r"^ *(?P<fence>```+|~~~+)(?s:.*?)^ *(?P=fence)[`~]* *$"
     r"|(?<!!)\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<target>[^)\s]+)\)",
     re.MULTILINE,
 )
 _OUTSIDE = re.compile(r"[a-z][a-z+.-]*:|#|/")
+
+
+def on_config(config: Any) -> Any:
+    """Give the site the address of the repository, where there is one."""
+    if read_repository():
+        config.repo_url = read_repository()
+    return config
+
+
+def read_repository() -> str:
+    """Return the address of the repository; empty while there is none."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return project["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -36,8 +119,12 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Links of a page for the site; what is in a fenced block stays as it is."""
+    """Return a page for the site: its links, buttons and docstrings.
+
+    What is in a fenced block stays as it is.
+    """
     uri = page.file.src_uri
+    markdown = _make_buttons(markdown)
     if uri.startswith("data/"):
         page.meta["search"] = {"exclude": True}  # what programs write is linked, not searched
     home = next((source for source, target in ELSEWHERE.items() if target == uri), f"docs/{uri}")
@@ -48,13 +135,32 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         target = site_link(match["target"], home, uri)
         return match["text"] if target is None else f"[{match['text']}]({target})"
 
-    return _CODE_OR_LINK.sub(changed, markdown)
+    return _CODE_OR_LINK.sub(changed, markdown) + _write_docstrings(uri)
+
+
+def _make_buttons(markdown: str) -> str:
+    before, comment, after = markdown.partition(BUTTONS)
+    if not comment:
+        return markdown
+    line, newline, rest = after.partition("\n")
+    buttons = line.replace(")", "){ .md-button }")
+    return before + buttons + newline + rest
+
+
+def _write_docstrings(uri: str) -> str:
+    """Return the end of a page of the reference."""
+    name = uri.removeprefix("reference/").removesuffix(".md")
+    if name not in DOCSTRINGS:
+        return ""
+    blocks = [f"::: {identifier}" for identifier in DOCSTRINGS[name]]
+    return "\n\n".join(["\n\n## Signatures", *blocks]) + "\n"
 
 
 def site_link(target: str, home: str, uri: str) -> str | None:
     """Return a link as it is in the site.
 
-    Return None if it leads to a file of the repository that is not part of the site.
+    A file of the repository that is not part of the site has its address there. Return None while
+    the repository has no address.
 
     Args:
         target: the link, as it is written.
@@ -70,7 +176,10 @@ def site_link(target: str, home: str, uri: str) -> str | None:
     elif path.startswith("docs/"):
         path = path.removeprefix("docs/")
     elif (ROOT / path).exists():
-        return None
+        repository = read_repository()
+        if not repository:
+            return None
+        return f"{repository}/blob/main/{path}{hash_sign}{anchor}"
     else:
         return target  # for the validation to complain about
     return posixpath.relpath(path, posixpath.dirname(uri) or ".") + hash_sign + anchor

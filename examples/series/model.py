@@ -12,7 +12,7 @@ from .spec import WAVES
 
 @WAVES.register
 class WavesForCausalLM(MultiModalModel, LlamaForCausalLM):
-    """Its weights have the names of the reference: a Llama's, and `encoder.*` besides."""
+    """Weights have the names of the reference: a Llama's, and `encoder.*`."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)

@@ -7,8 +7,11 @@ import torch
 from mmkit import Modality, ModelSpec, Scope, Tensor, batched, between, cfg, fields, replace, tok
 
 
-def standardise(items: Sequence[torch.Tensor], scope: Scope) -> dict[str, list[torch.Tensor]]:
-    """Bring each channel to mean 0 and deviation 1 over the recordings for training, whose values the config has."""
+def standardise(
+    items: Sequence[torch.Tensor],
+    scope: Scope,
+) -> dict[str, list[torch.Tensor]]:
+    """Bring each channel to mean 0 and deviation 1, over the training data."""
     means = torch.tensor(scope.cfg.means)
     deviations = torch.tensor(scope.cfg.deviations)
     return {"frames": [(item - means) / deviations for item in items]}
@@ -23,12 +26,15 @@ VOWELS = ModelSpec(
         # how items become what the model receives
         process=standardise,
         fields={
-            "frames": batched(shape=(between(1, cfg.max_frames), cfg.channels), dtype="float32"),
+            "frames": batched(
+                shape=(between(1, cfg.max_frames), cfg.channels),
+                dtype="float32",
+            ),
         },
         # what one item becomes in the prompt: a position for every frame
         placeholder="<frame>",
         tokens=fields.frames.shape[0],
-        # how it gets there: in place of the <recording> that the chat template writes
+        # how it gets there: in place of the <recording> of the chat template
         update=replace(tok["<recording>"]),
     ),
 )
