@@ -14,6 +14,7 @@ from typing_extensions import override
 from ..errors import MmkitError
 from ..language.field import Batched
 from ..language.spec import Declaration
+from ..plan.allowed_ids import AllowedIds
 from ..plan.encoder_rows import rows_field, split_encoder_rows, split_rows_or_zero
 from ..plan.modality import BoundModality
 from ..plan.plan import Plan
@@ -106,9 +107,9 @@ class MultiModalModel(models.ModelInterface):
             cls.compute_logits = _mask_result(cls.compute_logits)  # type: ignore[method-assign]
 
     @cached_property
-    def allowed_ids(self) -> sampling.AllowedIds:
+    def allowed_ids(self) -> AllowedIds:
         """The ids that may be sampled."""
-        return sampling.AllowedIds(self.mm_plan)
+        return AllowedIds(self.mm_plan)
 
     @property
     def _model_class(self) -> Any:

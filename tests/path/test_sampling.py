@@ -18,6 +18,7 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirection
 from mmkit import InputError, Output, any_id, literal
 from mmkit.language.expr import Scope
 from mmkit.model import sampling
+from mmkit.plan.allowed_ids import AllowedIds
 from mmkit.plan.output import BoundOutput
 from mmkit.vllm_api import confinement
 from tests.unit.common import refuses
@@ -51,7 +52,7 @@ class Model:
         for output in OUTPUTS:
             outputs[output.name] = BoundOutput(output, "m", Scope(), VOCABULARY, placeholders)
         self.mm_plan = SimpleNamespace(outputs=outputs, embed_ids=placeholders)
-        self.allowed_ids = sampling.AllowedIds(self.mm_plan)
+        self.allowed_ids = AllowedIds(self.mm_plan)
         sampling.MODELS.add(self)
 
 

@@ -11,7 +11,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from ...errors import InputError
-from ...model.sampling import AllowedIds
+from ...plan.allowed_ids import AllowedIds
 from ...plan.output import BoundOutput
 from ...plan.plan import Plan
 from ...plan.soundness import compute_largest_magnitude
