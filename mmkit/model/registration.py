@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
-from typing import Any
-
 from ..errors import SpecError
 from ..language.names import FORWARD_ARGUMENTS
 from ..language.spec import Declaration
+from ..plan.model_methods import check_method
 from .mixin import MultiModalModel
 
 _MIXIN_METHODS = {"__init__", "embed_multimodal", "embed_input_ids", "compute_logits"}
@@ -39,7 +36,7 @@ def check_class(spec: Declaration, model: type) -> None:
         method = "forward" if spec.is_raw else f"embed_{modality.name}"
         fields = sorted(modality.received_fields)
         further = FORWARD_ARGUMENTS if spec.is_raw else ()
-        _check_method(where, model, method, fields, further)
+        check_method(where, model, method, fields, further)
 
 
 def _check_bases(where: str, model: type) -> None:
@@ -50,35 +47,6 @@ def _check_bases(where: str, model: type) -> None:
             expected = "MultiModalModel first among the bases"
             got = f"{base.__name__} before it, whose {min(hidden)} hides the mixin's"
             raise SpecError(where, expected, got, _write_remedy(model))
-
-
-def _check_method(
-    where: str, model: type, method: str, fields: Sequence[str], further: Sequence[str]
-) -> None:
-    """Refuse a class without a method that takes the fields by their names.
-
-    Args:
-        where: names the class in errors.
-        model: the class.
-        method: the name of the method.
-        fields: the arguments that it always gets.
-        further: arguments that it gets if it has parameters of these names.
-    """
-    function: Any = getattr(model, method, None)
-    if not callable(function):
-        raise SpecError(where, f"a method {method}(self, {', '.join(fields)})", "none")
-    signature = inspect.signature(function)
-    parameters = list(signature.parameters)[1:]
-    arguments = dict.fromkeys(fields)
-    for name in further:
-        if name in parameters:
-            arguments[name] = None
-    try:
-        signature.bind(None, **arguments)
-    except TypeError:
-        expected = f"the fields ({', '.join(fields)}) as parameters"
-        got = f"({', '.join(parameters)})"
-        raise SpecError(f"{where}.{method}", expected, got) from None
 
 
 def _write_remedy(model: type) -> str:

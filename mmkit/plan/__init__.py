@@ -19,5 +19,8 @@
 - `hashes`: the keys by which vLLM's caches know items;
 - `memo`: what a frozen plan may still learn;
 - `encoder_rows`, `soundness`: the rows that encoders make and callers send;
-- `output`: what the model may say, as arrays.
+- `output`: what the model may say, as arrays;
+- `allowed_ids`: the ids that may be sampled;
+- `mrope`: positions of time, height and width;
+- `model_methods`: what a model class must have.
 """
