@@ -22,7 +22,7 @@ from ..vllm_api.chat import check_type
 from ..vllm_api.media import count_pixels_of_image
 from .decoding import starts_with
 from .state import ServerState
-from .wire import ITEM_URL, MEDIA, Decoder, list_embeds_fields, parse_message
+from .wire import ITEM_URL, MEDIA, Decoder, list_embeds_fields, parse_item_url
 
 Json = Any
 """A value as `json.loads` gives it."""
@@ -81,9 +81,6 @@ MESSAGE_FORMATS: Mapping[str, MessageFormat] = {
 MAX_HEADER_CHARS = 2**16
 """Characters of the base64 of a picture in which its size is looked for, before vLLM's loader has
 all of it. A multiple of 4, so that the base64 stays whole."""
-
-MAX_NAME_CHARS = 40
-"""Characters of an unknown modality that an error shows."""
 
 _VLLM_TYPES = {"input_image": "image", "image": "image", "input_audio": "audio"} | MEDIA
 """The types of vLLM's parts with media, and the kind of media."""
@@ -214,7 +211,9 @@ class Messages:
         if not isinstance(name, str):
             name = ""  # vLLM refuses it, or finds the type by the fields
         if url.startswith(ITEM_URL):
-            modality, raw = self._parse_item_url(url, where)
+            modality, raw = parse_item_url(
+                url, self._state.message_modalities, where, self._state.limits
+            )
             return self._move_item(modality, raw, uuid, where)
         is_picture_of_anthropic = self._format is ANTHROPIC and name == "image" and "source" in part
         if name in self._state.message_modalities and not is_picture_of_anthropic:
@@ -246,19 +245,6 @@ class Messages:
             return  # no base64, which vLLM refuses
         if self._pixels > self._state.limits.pixels:
             raise self._state.limits.make_error(where, "pixels", "pixels in one request")
-
-    def _parse_item_url(self, url: str, where: str) -> tuple[str, Raw]:
-        """Return the modality of an item in a URL, and its JSON."""
-        name, _, content = url.removeprefix(ITEM_URL).partition(";base64,")
-        modalities = self._state.message_modalities
-        if name not in modalities:
-            expected = f"one of {', '.join(modalities)} as the modality of a URL"
-            raise InputError(where, expected, repr(name[:MAX_NAME_CHARS]))
-        try:
-            item = base64.b64decode(content, validate=True)
-        except ValueError:
-            raise InputError(where, "base64 in the URL of an item", "another text") from None
-        return name, parse_message(Raw, item, where, self._state.limits)
 
     def _move_item(self, name: str, raw: Raw, uuid: Json, where: str) -> dict[str, Json]:
         """Decode one more item, and return the part that refers to it.

@@ -21,7 +21,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -47,6 +47,9 @@ MEDIA = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
 ITEM_URL = "data:application/vnd.mmkit.item+json;modality="
 """How the URL of an item begins that stands in an ``image_url`` part, which every gateway passes;
 the modality and the JSON of the item in base64 follow."""
+
+MAX_NAME_CHARS = 40
+"""Characters of an unknown modality that an error shows."""
 
 MAX_DEPTH = 32
 """Lists in lists of an item, and dimensions of a tensor."""
@@ -90,12 +93,24 @@ def content_part(modality: str, item: Any, *, as_url: bool = False) -> dict[str,
     Raises:
         InputError: as for `encode`.
     """
+    if as_url:
+        return {"type": "image_url", "image_url": {"url": make_item_url(modality, item)}}
+    return {"type": modality, modality: encode_value(item, f"items.{modality}[0]")}
+
+
+def make_item_url(modality: str, item: Any) -> str:
+    """Return an item as a data URL.
+
+    Args:
+        modality: name of the modality.
+        item: as for `encode`.
+
+    Raises:
+        InputError: as for `encode`.
+    """
     value = encode_value(item, f"items.{modality}[0]")
-    if not as_url:
-        return {"type": modality, modality: value}
     text = base64.b64encode(msgspec.json.encode(value)).decode()
-    url = f"{ITEM_URL}{modality};base64,{text}"
-    return {"type": "image_url", "image_url": {"url": url}}
+    return f"{ITEM_URL}{modality};base64,{text}"
 
 
 def encode_value(value: Any, where: str) -> Any:
@@ -197,6 +212,32 @@ def count_values(raw: bytes | bytearray | memoryview) -> int:
 
 
 # -- the server's side -----------------------------------------------------------------------------
+
+
+def parse_item_url(
+    url: str, modalities: Collection[str], where: str, limits: Limits
+) -> tuple[str, Raw]:
+    """Return the modality of an item in a URL, and its JSON.
+
+    Args:
+        url: begins with `ITEM_URL`.
+        modalities: those that it may name.
+        where: its path in errors.
+        limits: on the size of the JSON.
+
+    Raises:
+        InputError: another modality, or no base64.
+        TooLarge: the JSON is beyond a limit.
+    """
+    name, _, content = url.removeprefix(ITEM_URL).partition(";base64,")
+    if name not in modalities:
+        expected = f"one of {', '.join(modalities)} as the modality of a URL"
+        raise InputError(where, expected, repr(name[:MAX_NAME_CHARS]))
+    try:
+        item = base64.b64decode(content, validate=True)
+    except ValueError:
+        raise InputError(where, "base64 in the URL of an item", "another text") from None
+    return name, parse_message(Raw, item, where, limits)
 
 
 class Media(Struct, frozen=True):
