@@ -12,7 +12,7 @@ import pytest
 import sentencepiece
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaConfig, LlamaTokenizer, PreTrainedTokenizerFast
 from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 
 from mmkit import Modality, ModelSpec, Tensor, already_expanded, batched, insert, literal, replace, tok
@@ -162,6 +162,20 @@ def test_the_remedies_of_the_reference_give_the_ids_of_pieces(tmp_path: Path) ->
     assert describe_pieces(without_token).startswith("Text before and after an item has other ids")
     with_token = make_plan(make_tokenizer("legacy", tmp_path))
     assert describe_pieces(with_token).startswith("Text before and after an item has the same ids")
+
+
+def test_a_saved_tokenizer_is_legacy_by_its_config_file_alone(tmp_path: Path) -> None:
+    """Transformers 5 saves no such key, and reads a file without it as `legacy=False`."""
+    make_tokenizer("legacy", tmp_path).save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    options = json.loads(file.read_text())
+    assert "legacy" not in options
+    for legacy, verdict in ((False, "other"), (True, "the same")):
+        file.write_text(json.dumps({**options, "legacy": legacy}))
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+        assert describe_pieces(make_plan(tokenizer)).startswith(
+            f"Text before and after an item has {verdict} ids tokenized apart"
+        )
 
 
 def test_an_item_that_becomes_ids_only_has_a_target_as_well(tmp_path: Path) -> None:
