@@ -1,0 +1,41 @@
+"""CoLLM tells whether a user will like an item, from rows of a collaborative model beside the titles.
+
+Source: https://github.com/zyang1580/CoLLM at 48042b1, paper arXiv 2310.19488, BSD 3-clause.
+
+A user, the items that he interacted with, and the item in question are three modalities. In the prompt all three are
+the unknown token, which no text of a SentencePiece tokenizer becomes.
+"""
+
+from mmkit import Modality, ModelSpec, Tensor, batched, between, cfg, each, embed, item, replace, tok
+
+UNKNOWN = embed(tok["<unk>"])
+ROWS = each(cfg.proj_token_num, lambda row: UNKNOWN, sep=tok.text("."))
+ITEM_NUMBER = between(0, cfg.item_num - 1)
+
+COLLM = ModelSpec(
+    "collm",
+    Modality(
+        "user",
+        item=Tensor((), "int64", bound=between(0, cfg.user_num - 1)),
+        fields={"user": batched()},
+        layout=ROWS,
+        update=replace(tok["<UserID>"]),
+        limit=1,
+    ),
+    Modality(
+        "history",
+        item=Tensor((between(1, cfg.max_history),), "int64", bound=ITEM_NUMBER),
+        fields={"history": batched()},
+        layout=each(item.length, lambda number: ROWS, sep=tok.text(", ")),
+        update=replace(tok["<ItemIDList>"]),
+        limit=1,
+    ),
+    Modality(
+        "target",
+        item=Tensor((), "int64", bound=ITEM_NUMBER),
+        fields={"target": batched()},
+        layout=ROWS,
+        update=replace(tok["<TargetItemID>"]),
+        limit=1,
+    ),
+)
