@@ -52,6 +52,17 @@ def test_links_lead_to_files_and_headings_that_exist(path: Path) -> None:
             assert anchor in list_anchors(file), link
 
 
+@pytest.mark.parametrize("path", [path for path in PAGES if "data" not in path.parts], ids=make_relative)
+def test_a_page_whose_code_imports_the_examples_begins_with_how_to_get_them(path: Path) -> None:
+    """The wheel has them, but not as a package that can be imported."""
+    text = path.read_text(encoding="utf-8")
+    blocks = re.findall(r"(?ms)^```(?:python|console)[^\n]*\n(.*?)^```$", text)
+    imports = re.search(r"(?m)^(from|import) examples\b|python -m examples\.", "".join(blocks))
+    if imports and path.name not in ("README.md", "CONTRIBUTING.md"):
+        (start,) = re.findall(r"(?m)\A(?:---\n.*\n---\n+)?# .*\n\n(.*)$", text)
+        assert "`mmkit examples` [copies them](" in start
+
+
 PICTURES = sorted(path.name for path in (ROOT / "docs" / "images").iterdir())
 
 
