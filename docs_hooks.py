@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent
+sys.path.insert(0, str(ROOT))  # mkdocs as a command has another folder there
+
+from tools.messages import write_messages  # noqa: E402
 
 ELSEWHERE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Pages of the site that lie in the root of the repository."""
@@ -135,7 +139,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         target = site_link(match["target"], home, uri)
         return match["text"] if target is None else f"[{match['text']}]({target})"
 
-    return _CODE_OR_LINK.sub(changed, markdown) + _write_docstrings(uri)
+    page_text = _CODE_OR_LINK.sub(changed, markdown) + _write_docstrings(uri)
+    if uri == "messages.md":
+        page_text += "\n" + write_messages()
+    return page_text
 
 
 def _make_buttons(markdown: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.pages import PAGES, ROOT
+from tools import diagrams, messages
 
 SOURCES = PAGES + [ROOT / "CHANGELOG.md"]
 TESTS = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
@@ -74,6 +75,19 @@ def test_a_test_makes_each_picture(picture: str) -> None:
         assert any(picture in text for text in TESTS)
     else:
         assert any('f"show-{name}.svg"' in text and f'"{of_show[1]}"' in text for text in TESTS)
+
+
+def test_the_diagrams_are_those_that_the_program_draws() -> None:
+    for name, drawn in diagrams.draw_all().items():
+        assert (diagrams.IMAGES / name).read_text(encoding="utf-8") == drawn
+    assert set(diagrams.draw_all()) == {"architecture.svg", "request.svg"}
+
+
+def test_the_list_of_messages_has_those_of_the_source() -> None:
+    listed = messages.write_messages()
+    assert 'expected a field "…" with the item, got none' in listed
+    for heading in messages.SECTIONS.values():
+        assert f"### {heading}" in listed
 
 
 def find_public_names(module: str) -> set[str]:

@@ -1,5 +1,6 @@
 """What a real server refuses: each in one sentence with its path, in the form of OpenAI's errors."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from websockets.sync.client import ClientConnection
 
 from examples.server import Server
+from tests import ROOT
 from tests.engine.terra_server import clients
 from tests.night.malformed import (
     ACTIONS,
@@ -228,6 +230,17 @@ def test_refusals_are_counted(server: Server) -> None:
     before = count_refusals_of_items(server)
     clients.ask(server, {"prompt": ACTION})
     assert count_refusals_of_items(server) == before + 1
+
+
+def test_the_server_has_the_metrics_of_the_alerts_and_of_the_board(server: Server) -> None:
+    """A counter is shown from its first event on."""
+    clients.ask(server, {"prompt": ACTION})
+    metrics = httpx.get(f"{server.url}/metrics", timeout=clients.WAIT).text
+    files = "".join((ROOT / "deploy" / name).read_text() for name in ("alerts.yaml", "grafana.json"))
+    named = set(re.findall(r"\b(?:vllm|mmkit):\w+", files))
+    assert len(named) > 10
+    missing = {name for name in named if name not in metrics}
+    assert missing <= {"mmkit:unsound_items_total"}
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
