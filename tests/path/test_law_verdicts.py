@@ -19,10 +19,14 @@ from mmkit import (
     Image,
     Modality,
     ModelSpec,
+    Record,
     Tensor,
+    Text,
     Video,
     batched,
+    between,
     embed,
+    item,
     testing,
     tok,
 )
@@ -199,6 +203,24 @@ def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = make_spaced_tokenizer("always")
     tokenizer.save_pretrained(folder)
     return write_checkpoint(folder, (), (), vocab_size=len(tokenizer), architectures=["MmkitMadeUp"])
+
+
+NAMED = ModelSpec(
+    "named",
+    Modality(
+        "graph",
+        item=Record(name=Text(9), nodes=Tensor((between(1, 4), 2))),
+        layout=tok.text("{} ", item.name.text) + embed(tok["<p>"]) * item.nodes.length,
+        update=replaces(tok.text("<graph>")),
+        fields={"nodes": batched()},
+        process=lambda items, scope: {"nodes": [each_item["nodes"] for each_item in items]},
+    ),
+)
+
+
+def test_a_layout_with_the_text_of_an_item_is_outlined_by_items_alone(llama_folder: Path) -> None:
+    """The facts of a text are its length."""
+    testing.check_law("outline", testing.of_spec(NAMED, llama_folder), examples=scaled(10))
 
 
 @pytest.mark.parametrize("law", ["text", "ranges", "idempotence", "refusal"])

@@ -10,6 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ...errors import InputError
+
+
+class NeedsItem(InputError):
+    """A layout reads what an item says; its facts do not tell it."""
+
 
 @dataclass(frozen=True)
 class Facts:

@@ -17,7 +17,7 @@ from ...errors import InputError, SpecError
 from ..expr import Count, Expr, Scope, Value, as_expression, as_expression_tuple, as_expressions
 from ..node import Converted, parameter
 from .base import ItemType, count_drawn_values, repeat_values
-from .facts import Facts, TensorFacts, TextFacts
+from .facts import Facts, NeedsItem, TensorFacts, TextFacts
 from .memory import copy_if_shared
 from .size import (
     Between,
@@ -365,7 +365,7 @@ class _FactsWithoutText(SimpleNamespace):
         if name != "text":
             raise AttributeError(name)
         remedy = "Send the item in place of its facts."
-        raise InputError(self._where, "the text, which a layout reads", "its length", remedy)
+        raise NeedsItem(self._where, "the text, which a layout reads", "its length", remedy)
 
 
 def _find_length(shape: Sequence[int]) -> int:
