@@ -92,11 +92,17 @@ def count_laws(report: Report) -> int:
     return sum(result.status == "holds" for result in report.results)
 
 
+def register(name: str) -> Any:
+    """Tell transformers and vLLM about a model, and return its class."""
+    module = import_module(f"tests.wild.{name}")
+    model_class = getattr(module, module.MODEL.architecture)
+    serve_transformers(f"{module.__name__}:{model_class.__name__}", model_class.config_class)
+    return model_class
+
+
 def make_checkpoint(opened: OpenModel, name: str, folder: Path) -> Any:
     """Write a checkpoint with random weights, and return its model."""
-    module = import_module(f"tests.wild.{name}")
-    model_class = getattr(module, opened.model.architecture)
-    serve_transformers(f"{module.__name__}:{opened.model.architecture}", model_class.config_class)
+    model_class = register(name)
     torch.manual_seed(0)
     model = model_class(opened.config).eval()
     model.generation_config.suppress_tokens = sorted(opened.plan.embed_ids)  # as vLLM does
