@@ -24,15 +24,16 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 PAGES = [
     ROOT / "README.md",
+    ROOT / "docs" / "deployment-scale.md",
     ROOT / "docs" / "evidence.md",
     ROOT / "docs" / "index.md",
-    ROOT / "docs" / "performance-terra.md",
     ROOT / "docs" / "status.md",
     ROOT / "docs" / "vowels.md",
     DATA / "gallery.md",
     DATA / "laws-on-vllm.md",
     DATA / "performance.md",
     DATA / "recall.md",
+    DATA / "terra-speed.md",
 ]
 """The pages with figures that this program writes."""
 

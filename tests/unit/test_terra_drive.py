@@ -34,7 +34,7 @@ from examples.terra.drive.simulator import (
 from examples.terra.drive.tokenizer import Tokenizer
 from examples.terra.worlds import TownWorld
 
-PAGE = Path(__file__).parents[2] / "docs/terra-drive.md"
+PAGE = Path(__file__).parents[2] / "docs/data/terra-town.md"
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from .tokenizer import Tokenizer
 
 GENERATED = NUM_FRAMES - CONTEXT_FRAMES
 FIGURES = Path(__file__).parent / "figures.json"
-"""Those of docs/terra-drive.md."""
+"""Those of docs/data/terra-town.md."""
 MARK = "<!-- figures.json -->"
 """Stands before and behind the table on the page."""
 MODEL, TOWN = "world model", "the town itself"
