@@ -43,8 +43,8 @@ from tools.shared import ROOT
 MODULES = """\
 language/expr language/layout language/field language/modality language/spec
 language/items/base language/items/tensor language/items/media
-plan/parsing plan/processing plan/layouts plan/modality plan/placement plan/merging
-plan/text_targets plan/plan"""
+plan/parsing plan/processing plan/layouts plan/modality plan/placement plan/placing
+plan/placing_errors plan/merging plan/text_targets plan/plan"""
 """Files of mmkit, without their suffix."""
 
 OURS = ("mmkit", "tests", "examples", "tools", "__main__", "__mp_main__")

@@ -11,7 +11,7 @@ model chooses: ``(any_id(0, 8192) * cols + newline) * rows + eos``.
 Prompt updates say how layouts get into the prompt: `replace` puts a layout in place of a target,
 `insert` at the start of the prompt or after a prefix, and `already_expanded` declares that the
 caller writes the layouts. All three recognise a layout that already stands in the prompt and leave
-it as it is, so an expanded prompt is not expanded again; see `mmkit.plan.placement`.
+it as it is, so an expanded prompt is not expanded again; see `mmkit.plan.placing`.
 
 The file in its order: `Layout`, the kinds of layouts that an author writes, the prompt updates,
 `ItemTokens`, which evaluating a layout gives, and how layouts are evaluated.

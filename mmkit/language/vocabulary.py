@@ -493,3 +493,28 @@ def check_spec_ids(ids: Sequence[int], size: int, where: str) -> None:
         return
     remedy = "Use a reserved id inside the vocabulary: vLLM refuses prompts with other ids."
     raise SpecError(where, f"token ids below the vocabulary size {size}", str(max(ids)), remedy)
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+MAX_IDS_SHOWN = 8
+"""The most ids that a message shows in full."""
+
+
+def describe_ids(ids: Sequence[int], tok: Vocabulary | None = None) -> str:
+    """Return ids for a message, as their text where there is a vocabulary that has one for them."""
+    ids = list(ids)
+    if len(ids) > 1 and len(set(ids)) == 1:
+        return f"{describe_ids(ids[:1], tok)} * {len(ids)}"
+    is_short = len(ids) <= MAX_IDS_SHOWN
+    first_ids = ids if is_short else ids[:4]
+    text = ""
+    if tok is not None:
+        text = tok.decode_target(first_ids).strip(" ")
+    has_text = bool(text.strip())
+    if is_short:
+        return repr(text) if has_text else str(ids)
+    if has_text:
+        return f"{text!r}... of {len(ids)} tokens"
+    numbers = ", ".join([str(token) for token in first_ids])
+    return f"[{numbers}, ... {len(ids)} ids]"

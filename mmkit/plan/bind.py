@@ -21,13 +21,13 @@ from ..language.items import flatten_options
 from ..language.layout import EndingWith, Fixed, Target
 from ..language.node import fold
 from ..language.spec import Declaration
-from ..language.vocabulary import Vocabulary, read_text_config, read_vocab_size
+from ..language.vocabulary import Vocabulary, describe_ids, read_text_config, read_vocab_size
 from .guard import IdRecorder, PlaceholderGuard, spell_token
 from .memo import Memo, options_key
 from .merging import MergedRuns
 from .modality import BoundModality, Environment, bind_modality, complete_modality
 from .output import BoundOutput
-from .placement import ReservedTargets, describe_ids
+from .placement import ReservedTargets
 from .plan import Part, Plan
 from .policy import BoundPolicy, bind_policy
 from .rehearsal import rehearse

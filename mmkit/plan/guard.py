@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import InputError, SpecError
 from ..language.layout import ItemTokens
-from ..language.vocabulary import Vocabulary
-from .placement import describe_ids
+from ..language.vocabulary import Vocabulary, describe_ids
 
 
 class IdRecorder:

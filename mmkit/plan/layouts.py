@@ -16,10 +16,10 @@ from ..errors import InputError, SpecError, locate_errors
 from ..language.expr import COUNT, INDEX, Scope, evaluate, to_python
 from ..language.layout import Insert, ItemTokens, Layout, Replace, Target, Update, to_whole
 from ..language.node import Dependency, Node, dependencies
-from ..language.vocabulary import check_spec_ids
+from ..language.vocabulary import check_spec_ids, describe_ids
 from .guard import IdRecorder, PlaceholderGuard
 from .memo import NOT_CACHEABLE, Memo, Once
-from .placement import ItemLayout, ResolvedUpdate, describe_ids
+from .placement import ItemLayout, ResolvedUpdate
 from .scopes import ItemScopes, describe_item, locate_texts, refuse_item
 from .text_targets import spells_target
 

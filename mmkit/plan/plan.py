@@ -21,7 +21,7 @@ from ..language.layout import EndingWith, Target
 from ..language.node import dependencies
 from ..language.spec import Declaration
 from ..language.vocabulary import Vocabulary, check_spec_ids, describe_id, read_text_config
-from . import outline, placement
+from . import outline, placing
 from .guard import PlaceholderGuard
 from .hashes import ItemHasher
 from .hf_calls import HFCall, LazyProcessor, call_together
@@ -269,11 +269,11 @@ class Plan:
             raise InputError(f"{self.spec.name}.prompt", expected, got, remedy) from error
         caller_ids: list[int] = []
         position = 0
-        for placement_of_item in placed.placements:
-            layout = layouts[placement_of_item.modality][placement_of_item.index]
-            caller_ids += placed.token_ids[position : placement_of_item.start]
+        for placement in placed.placements:
+            layout = layouts[placement.modality][placement.index]
+            caller_ids += placed.token_ids[position : placement.start]
             caller_ids += layout.caller_ids[0]
-            position = placement_of_item.end
+            position = placement.end
         caller_ids += placed.token_ids[position:]
         if layouts:
             return self.runs.merge(PlacedPrompt(caller_ids, [])).token_ids
@@ -393,7 +393,7 @@ class Plan:
         return self.place(rewritten, self._group_layouts(items))
 
     def place(self, prompt: list[int], layouts: LayoutsByModality) -> PlacedPrompt:
-        """Bring the layouts of all items into a prompt; see `mmkit.plan.placement`.
+        """Bring the layouts of all items into a prompt; see `mmkit.plan.placing`.
 
         Where targets of several modalities match at the same place, or anchors are equal, the order
         of the spec decides.
@@ -582,7 +582,7 @@ class Plan:
             targets = self._text_targets.find(EMPTY)
             if targets:
                 ids = self._text_targets.restore(ids, targets)
-        placement.place(
+        placing.place(
             ids,
             {},
             self.spec.name,
@@ -705,10 +705,10 @@ class Plan:
     ) -> PlacedPrompt | None:
         """Place layouts in a prompt that has all of them already; None for any other prompt."""
         prompt, layouts = self._split_runs(prompt, layouts)
-        if not placement.may_be_expanded(prompt, layouts):  # nearly always
+        if not placing.may_be_expanded(prompt, layouts):  # nearly always
             return None
         try:
-            return placement.place(
+            return placing.place(
                 prompt, layouts, self.spec.name, self.reserved_targets, (PromptForm.EXPANDED,)
             )
         except InputError:
@@ -723,10 +723,10 @@ class Plan:
     ) -> PlacedPrompt:
         """Place layouts in a prompt after the tokens that merge are split.
 
-        For arguments and errors, see `mmkit.plan.placement.place`.
+        For arguments and errors, see `mmkit.plan.placing.place`.
         """
         prompt, layouts = self._split_runs(prompt, layouts)
-        return placement.place(prompt, layouts, self.spec.name, reserved, forms, self.vocabulary)
+        return placing.place(prompt, layouts, self.spec.name, reserved, forms, self.vocabulary)
 
     def _split_runs(
         self, prompt: list[int], layouts: LayoutsByModality

@@ -55,7 +55,9 @@ from mmkit.language.field import identity
 from mmkit.language.vocabulary import Vocabulary
 from mmkit.plan.bind import plan_for_options
 from mmkit.plan.layouts import TooManyRows
-from mmkit.plan.placement import NotFound, PromptForm, ReservedTargets, place
+from mmkit.plan.placement import PromptForm, ReservedTargets
+from mmkit.plan.placing import place
+from mmkit.plan.placing_errors import InsideOtherItem, LeftOver, NotFound
 
 from .common import CONFIG, Tokenizer, bind_modality, bind_plan, make_item_layout, make_modality, refuses
 
@@ -1293,19 +1295,19 @@ def test_more_targets_than_items():
     sentence = (
         "spec.m: expected 1 target [3] in …, got 2, and 1 placeholder [5] beside. Write one target …, or its whole …"
     )
-    with rejects(InputError, sentence):
+    with rejects(LeftOver, sentence):
         place_items([3, 1, 3, 5], ("replace", [3]))
 
 
 def test_a_placeholder_beside_an_item_at_the_start():
-    with rejects(InputError, "spec.m: expected a prompt without placeholders, got 1 placeholder [5]. …"):
+    with rejects(LeftOver, "spec.m: expected a prompt without placeholders, got 1 placeholder [5]. …"):
         place_items([1, 5], ("start", []))
 
 
 def test_a_target_without_its_item():
-    with rejects(InputError, "spec.m: expected one item per target, got the target [2] without its item. Send …"):
+    with rejects(LeftOver, "spec.m: expected one item per target, got the target [2] without its item. Send …"):
         place([1, 2], {}, "spec", ReservedTargets({(2,): "m"}))
-    with rejects(InputError, "spec.m: expected one item per target, got the target '<graph>' without its item. …"):
+    with rejects(LeftOver, "spec.m: expected one item per target, got the target '<graph>' without its item. …"):
         place(
             get_characters("a<graph>"),
             {},
@@ -1332,6 +1334,58 @@ def test_a_prompt_that_lacks_a_target():
         place_items([1], ("replace", [3]))
     with rejects(NotFound, "spec.m: expected 1 target [3] in the prompt for 1 item, got 0. …"):
         place_items([1], ("replace", [3]), forms=[PromptForm.MIXED])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "update", "sentence"),
+    [
+        pytest.param(
+            [4, 3, 4],
+            ("replace", [3]),
+            "spec.n[0]: expected the target [3] outside other items, got none but in [4, 3, 4], which stands for m[0]. "
+            "Write one target for each item.",
+            id="target",
+        ),
+        pytest.param(
+            [4, 3, 4],
+            ("in_place", []),
+            "spec.n[0]: expected the layout [3] outside other items, got none but in [4, 3, 4], which stands for m[0]. "
+            "Write one layout for each item.",
+            id="layout",
+        ),
+        pytest.param(
+            [4, 3, 4, 1],
+            ("after", [4]),
+            "spec.n[0]: expected the end of the prefix [4] outside other items, got none but in [4, 3, 4], which "
+            "stands for m[0]. Write the target of the other item behind it.",
+            id="prefix",
+        ),
+    ],
+)
+def test_an_item_whose_place_is_inside_another_item(prompt, update, sentence):
+    """Not that nothing stands for it: it does, and as often as there are items."""
+    outer = make_item_layout([5, 5], [("replace", [4, 3, 4])], embeds=(5,))
+    inner = make_item_layout([3], [update], embeds=(3,))
+    with rejects(InsideOtherItem, sentence):
+        place(prompt, {"m": [outer], "n": [inner]}, "spec")
+
+
+def test_items_of_two_modalities_that_have_one_target():
+    first = make_item_layout([5, 5], [("replace", [3])], embeds=(5,))
+    second = make_item_layout([6], [("replace", [3])], embeds=(6,))
+    sentence = "spec.n[0]: expected the target [3] outside other items, got none but in [3], which stands for m[0]. …"
+    with rejects(InsideOtherItem, sentence):
+        place([3, 1], {"m": [first], "n": [second]}, "spec")
+
+
+def test_what_is_left_over_is_named_where_the_number_is_right():
+    """The target of the second alternative of an update."""
+    both = make_item_layout([5, 5], [("replace", [3]), ("replace", [4])])
+    with rejects(LeftOver, "spec.m: expected 1 target [3] in the prompt for 1 item, got 1, and [4] beside. Write …"):
+        place([3, 1, 4], {"m": [both]}, "spec")
+    at_start = make_item_layout([5, 5], [("start", []), ("replace", [4])])
+    with rejects(LeftOver, "spec.m: expected a prompt without targets, got the target [4]. Leave …"):
+        place([4, 1, 4], {"m": [at_start]}, "spec")
 
 
 def test_a_target_is_told_as_text_where_there_is_a_tokenizer():

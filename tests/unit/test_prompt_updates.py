@@ -12,7 +12,9 @@ from mmkit import InputError, ModelSpec, Tensor, already_expanded, cfg, embed, i
 from mmkit.language.expr import Scope
 from mmkit.language.layout import nothing
 from mmkit.language.vocabulary import Vocabulary
-from mmkit.plan.placement import NO_TARGETS, NotFound, ReservedTargets, place
+from mmkit.plan.placement import NO_TARGETS, ReservedTargets
+from mmkit.plan.placing import place
+from mmkit.plan.placing_errors import LeftOver, NotFound
 from tests.profiles import scaled
 from tests.spaced import make_spaced_tokenizer
 
@@ -314,7 +316,7 @@ def test_a_text_too_many_is_refused_wherever_it_stands(name, gap):
     tokenizer = TOKENIZERS[name]
     for text in (f"a{gap}<graph>a <graph>", f"a <graph>a{gap}<graph>"):
         for prompt in (text, tokenizer(text).input_ids):
-            with refuses(InputError, "llaga.graph: expected 1 target '<graph>' in …, got 2. …") as caught:
+            with refuses(LeftOver, "llaga.graph: expected 1 target '<graph>' in …, got 2. …") as caught:
                 plan.expand(prompt, {"graph": GRAPH})
             assert "Write" in str(caught.value)
 

@@ -1,0 +1,519 @@
+"""Placing: the search for the place of each item in a prompt.
+
+mmkit places items in their order, or refuses the request. It recognises a layout that already
+stands in the prompt and leaves it as it is, so an expanded prompt is not expanded again.
+
+`place` tries the forms that a prompt may have (`PromptForm`), each by a `_Search` in four steps:
+
+1. `_find_items` finds the span that stands for each item, from left to right.
+2. `_check_left_over` refuses what stands for an item where none is placed.
+3. `_check_targets_inside_layouts` refuses a target inside a layout of another modality.
+4. `_write_layouts` writes the layouts over the spans.
+
+A step that fails raises its error of `mmkit.plan.placing_errors`. After a `WrongForm`, the next
+form is tried.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from ..language.layout import as_text
+from ..language.vocabulary import Vocabulary
+from . import placing_errors
+from .placement import (
+    NO_TARGETS,
+    ItemLayout,
+    LayoutsByModality,
+    PlacedPrompt,
+    Placement,
+    PromptForm,
+    ReservedTargets,
+)
+from .placing_errors import PlacingRequest, WrongForm
+
+
+def place(
+    prompt: list[int],
+    layouts: LayoutsByModality,
+    where: str,
+    reserved: ReservedTargets = NO_TARGETS,
+    forms: Sequence[PromptForm] = tuple(PromptForm),
+    tok: Vocabulary | None = None,
+) -> PlacedPrompt:
+    """Bring the layouts of all items into a prompt, by the first form that the prompt has.
+
+    The items of a modality are placed in order. Where targets of several modalities match at the
+    same position, the modality that comes first in `layouts` goes first, as in vLLM. For one form,
+    the prompt is searched once for all items that share their ids.
+
+    The ids of an item that becomes ids only may stand elsewhere, too: where an earlier message had
+    the same item, or where a text has them. So they do not tell the form of a prompt; see
+    `_find_forms_of_ids`.
+
+    Args:
+        prompt: token ids; not changed.
+        layouts: per modality and item, the layout.
+        where: names the spec in errors.
+        reserved: targets of which none may be left over, also where no item has them.
+        forms: the forms to try. The error is that of the last form other than MIXED, unless there
+            is no other.
+        tok: the vocabulary, in whose words errors name tokens; None names their ids.
+
+    Raises:
+        NotFound: nothing in the prompt stands for an item.
+        InsideOtherItem: what stands for an item is a part of what stands for another one.
+        LeftOver: a target or a placeholder id is left over, also one of `reserved`.
+        InputError: a layout may be that of an item of either of two modalities; or a target stands
+            inside a layout of another modality.
+    """
+    text = as_text(prompt)
+    request = PlacingRequest(prompt, text, layouts, where, reserved, tok)
+    forms_of_ids: dict[str, PromptForm] = {}
+    if len(forms) > 1:
+        forms_of_ids = _find_forms_of_ids(text, layouts)
+        others = {name: layouts[name] for name in layouts if name not in forms_of_ids}
+        if not others:
+            forms = forms[:1]  # each modality has its form
+        elif forms[0] is PromptForm.EXPANDED and not _has_first_layouts(text, others):
+            forms = forms[1:]  # nearly always
+    refusal: WrongForm | None = None
+    for form in forms:
+        try:
+            return _Search(request, form, forms_of_ids).run()
+        except WrongForm as error:
+            # a caller who wrote an unexpanded prompt would not understand why it is not mixed
+            if refusal is None or form is not PromptForm.MIXED:
+                refusal = error
+    assert refusal is not None
+    raise refusal
+
+
+def may_be_expanded(prompt: list[int], layouts: LayoutsByModality) -> bool:
+    """Return whether a prompt may have the form EXPANDED. If not, `place` refuses that form.
+
+    It takes far less time than the error of `place`.
+    """
+    return _has_first_layouts(as_text(prompt), layouts)
+
+
+# -- the form of a prompt --------------------------------------------------------------------------
+
+
+def _has_first_layouts(text: str, layouts: LayoutsByModality) -> bool:
+    """Return whether the layout of the first item of each modality stands in the prompt."""
+    for item_layouts in layouts.values():
+        if item_layouts and item_layouts[0].tokens.text not in text:
+            return False
+    return True
+
+
+def _find_forms_of_ids(text: str, layouts: LayoutsByModality) -> dict[str, PromptForm]:
+    """Return the form in which a prompt has each modality whose items become ids only.
+
+    The targets tell it, since no layout has the target of its item, and none may be left over:
+    without any, all items are laid out; with one for each item, none is.
+    """
+    forms: dict[str, PromptForm] = {}
+    for modality, item_layouts in layouts.items():
+        if not item_layouts or not item_layouts[0].is_ids_only:
+            continue
+        count = _count_targets(text, item_layouts)
+        if count == 0:
+            forms[modality] = PromptForm.EXPANDED
+        elif count >= len(item_layouts):
+            forms[modality] = PromptForm.UNEXPANDED
+        else:
+            forms[modality] = PromptForm.MIXED
+    return forms
+
+
+def _count_targets(text: str, item_layouts: Sequence[ItemLayout]) -> int:
+    """Return how many targets of some items stand in a prompt, without overlaps."""
+    target_texts: set[str] = set()
+    for layout in set(item_layouts):
+        target_texts.update(layout.target_texts)
+    if len(target_texts) < 2:
+        return sum(text.count(target_text) for target_text in target_texts)
+    longest_first = sorted(target_texts, key=len, reverse=True)
+    pattern = "|".join([re.escape(target_text) for target_text in longest_first])
+    return len(re.findall(pattern, text))
+
+
+# -- the search for one form -----------------------------------------------------------------------
+
+
+class Span(NamedTuple):
+    """The positions of a prompt that stand for an item, from `start` to before `stop`."""
+
+    start: int
+    stop: int
+
+    @property
+    def is_anchor(self) -> bool:
+        """Whether no position stands for the item: its layout is inserted at `start`."""
+        return self.start == self.stop
+
+    @property
+    def order(self) -> tuple[int, bool]:
+        """The key by which spans are in prompt order; at one position, an anchor precedes ids."""
+        return self.start, not self.is_anchor
+
+    def overlaps(self, other: Span) -> bool:
+        """Return whether two spans that are no anchors share a position."""
+        return self.start < other.stop and other.start < self.stop
+
+
+@dataclass(slots=True)
+class _Match:
+    """An item, and the span of the prompt that stands for it."""
+
+    modality: str
+    index: int
+    span: Span
+
+    @property
+    def name(self) -> str:
+        """The item in errors, for example ``image[0]``."""
+        return f"{self.modality}[{self.index}]"
+
+
+_PLACED_ITEM = chr(sys.maxunicode)
+"""Stands for a placed item between the remaining parts of a prompt.
+
+Without it, a text could match across two parts. It is the only character that is no id.
+"""
+
+
+class _Search:
+    """The search for all items in a prompt of one form.
+
+    Ids are searched as text; see `mmkit.language.layout.as_text`.
+    """
+
+    def __init__(
+        self, request: PlacingRequest, form: PromptForm, forms_of_ids: Mapping[str, PromptForm]
+    ) -> None:
+        self._request = request
+        self._prompt = request.prompt
+        self._text = request.text
+        self._layouts = request.layouts
+        self._form = form
+        self._forms_of_ids = forms_of_ids
+        # Where each text is found next, `len(text)` for nowhere. The items of a modality mostly
+        # share their texts, and each item asks for the next match of every modality: without this,
+        # a text that comes late in the prompt is searched again for each item before it.
+        self._next_match: dict[str, int] = {}
+
+    def run(self) -> PlacedPrompt:
+        """Place all items.
+
+        Raises:
+            WrongForm: the prompt has another form.
+            InputError: the prompt is refused whatever its form.
+        """
+        matches = self._find_items()
+        self._check_left_over(matches)
+        self._check_targets_inside_layouts(matches)
+        return self._write_layouts(matches)
+
+    # -- 1: find the items -------------------------------------------------------------------------
+
+    def _find_items(self) -> list[_Match]:
+        """Return what stands for each item, from left to right.
+
+        Of each modality, the next item has a span behind the items that are found already. The
+        leftmost of these spans is the next match.
+        """
+        matches: list[_Match] = []
+        next_index: dict[str, int] = {}
+        for modality, item_layouts in self._layouts.items():
+            if item_layouts:
+                next_index[modality] = 0
+        while next_index:
+            next_spans: dict[str, Span] = {}
+            for modality, index in next_index.items():
+                next_spans[modality] = self._find_span(modality, index, matches)
+            modality = _find_leftmost(next_spans)
+            self._check_unambiguous(modality, next_spans, next_index)
+            matches.append(_Match(modality, next_index[modality], next_spans[modality]))
+            next_index[modality] += 1
+            if next_index[modality] == len(self._layouts[modality]):
+                del next_index[modality]
+        return matches
+
+    def _find_span(self, modality: str, index: int, matches: Sequence[_Match]) -> Span:
+        """Return the first span behind the matches that stands for an item.
+
+        Raises:
+            NotFound: there is none.
+            InsideOtherItem: there is none, but one inside a match.
+        """
+        cursor = matches[-1].span.stop if matches else 0
+        layout = self._layouts[modality][index]
+        form = self._forms_of_ids.get(modality, self._form)
+        anchor: Span | None = None
+        if form is PromptForm.UNEXPANDED:
+            anchor = find_anchor(layout, self._prompt)
+        if anchor is not None:
+            if anchor.start < cursor:
+                raise self._make_inside_other(modality, index, matches[-1])
+            return anchor
+        texts = layout.texts_in(form)
+        span = self._find_next_match(texts, cursor)
+        if span is None:
+            owner = self._find_owner(modality, texts, matches)
+            if owner is not None:
+                raise self._make_inside_other(modality, index, owner)
+            raise placing_errors.make_not_found(self._request, modality, index)
+        return span
+
+    def _find_next_match(self, texts: Sequence[str], cursor: int) -> Span | None:
+        """Return the nearest match of any of the texts at or after the cursor; None for no match.
+
+        Where two texts match at one position, the match is that of the first text.
+        """
+        nowhere = len(self._text)
+        nearest = nowhere
+        nearest_text = ""
+        for text in texts:
+            start = self._next_match.get(text, -1)
+            if start < cursor:
+                start = self._text.find(text, cursor)
+                if start < 0:
+                    start = nowhere
+                self._next_match[text] = start
+            if start < nearest:
+                nearest = start
+                nearest_text = text
+        if nearest == nowhere:
+            return None
+        return Span(nearest, nearest + len(nearest_text))
+
+    def _find_owner(
+        self, modality: str, texts: Sequence[str], matches: Sequence[_Match]
+    ) -> _Match | None:
+        """Return a match of another modality that has a position of one of the texts."""
+        for text in texts:
+            start = self._text.find(text)
+            while start >= 0:
+                span = Span(start, start + len(text))
+                for match in matches:
+                    if match.modality != modality and match.span.overlaps(span):
+                        return match
+                start = self._text.find(text, start + 1)
+        return None
+
+    def _make_inside_other(self, modality: str, index: int, owner: _Match) -> WrongForm:
+        ids = self._prompt[owner.span.start : owner.span.stop]
+        return placing_errors.make_inside_other(self._request, modality, index, owner.name, ids)
+
+    def _check_unambiguous(
+        self, modality: str, next_spans: Mapping[str, Span], next_index: Mapping[str, int]
+    ) -> None:
+        """Refuse a layout that stands in the prompt and is that of two items.
+
+        Args:
+            modality: the one whose item is to be placed.
+            next_spans: the spans of the next items, by modality.
+            next_index: the numbers of these items.
+        """
+        if len(next_spans) == 1 or next_spans[modality].is_anchor:
+            return
+        start = next_spans[modality].start
+        candidates: list[str] = []
+        for name, span in next_spans.items():
+            layout = self._layouts[name][next_index[name]]
+            if span.start == start and self._is_layout(span, layout):
+                candidates.append(name)
+        if modality in candidates and len(candidates) > 1:
+            layout = self._layouts[candidates[0]][next_index[candidates[0]]]
+            raise placing_errors.make_ambiguous(self._request, candidates[:2], layout.tokens.ids)
+
+    def _is_layout(self, span: Span, layout: ItemLayout) -> bool:
+        """Return whether the layout of an item stands at a span."""
+        return not span.is_anchor and self._text[span.start : span.stop] == layout.tokens.text
+
+    # -- 2: what is left over ----------------------------------------------------------------------
+
+    def _check_left_over(self, matches: Sequence[_Match]) -> None:
+        """Refuse what stands for an item where no item is placed.
+
+        Raises:
+            LeftOver: a target or a placeholder of a modality with items, or a reserved target.
+        """
+        remaining = self._remaining_text(matches)
+        if not self._may_have_left_over(remaining):  # nearly always
+            return
+        for modality, item_layouts in self._layouts.items():
+            left_over = _find_left_over(remaining, item_layouts)
+            if left_over is not None:
+                raise placing_errors.make_left_over(self._request, modality, _as_ids(left_over))
+        for target_text, target in self._request.reserved.texts.items():
+            if target_text in remaining:
+                raise placing_errors.make_left_over_target(self._request, target)
+
+    def _remaining_text(self, matches: Sequence[_Match]) -> str:
+        """Return the prompt with one character in place of each match."""
+        parts: list[str] = []
+        cursor = 0
+        for match in matches:
+            parts.append(self._text[cursor : match.span.start])
+            cursor = match.span.stop
+        parts.append(self._text[cursor:])
+        return _PLACED_ITEM.join(parts)
+
+    def _may_have_left_over(self, remaining: str) -> bool:
+        """Return whether the first character of any leftover remains, a search in C for each."""
+        first_characters = set(self._request.reserved.first_characters)
+        for item_layouts in self._layouts.values():
+            for layout in set(item_layouts):  # most items of a modality share one
+                first_characters |= layout.first_leftover_characters
+        return _contains_any(remaining, first_characters)
+
+    # -- 3: targets inside layouts -----------------------------------------------------------------
+
+    def _check_targets_inside_layouts(self, matches: Sequence[_Match]) -> None:
+        """Refuse a target inside a layout of another modality whose other ids would stay as text.
+
+        The caller has written the item of that layout twice, or the item of the target in no place
+        of its own.
+
+        Raises:
+            InputError: names the item of the target.
+        """
+        if len(self._layouts) < 2:
+            return
+        num_matched: list[int] | None = None
+        for modality, item_layouts in self._layouts.items():
+            targets = self._find_targets_of_others(modality, matches)
+            target_texts = {self._text_of(target) for target in targets}
+            layout_texts = {layout.tokens.text for layout in set(item_layouts)}
+            for layout_text in layout_texts:
+                if not _contains_any(layout_text, target_texts):  # nearly always
+                    continue
+                if num_matched is None:
+                    num_matched = self._count_matched_positions(matches)
+                self._check_targets_inside(modality, layout_text, targets, num_matched)
+
+    def _find_targets_of_others(self, modality: str, matches: Sequence[_Match]) -> list[_Match]:
+        """Return the matches of other modalities that are targets."""
+        targets: list[_Match] = []
+        for match in matches:
+            if match.modality != modality and self._is_target(match):
+                targets.append(match)
+        return targets
+
+    def _check_targets_inside(
+        self,
+        modality: str,
+        layout_text: str,
+        targets: Sequence[_Match],
+        num_matched: Sequence[int],
+    ) -> None:
+        """Refuse a target inside one layout, wherever that layout stands in the prompt.
+
+        Args:
+            modality: the modality of the layout.
+            layout_text: the layout.
+            targets: the matches of other modalities that are targets, in prompt order.
+            num_matched: see `_count_matched_positions`.
+        """
+        target_starts = [target.span.start for target in targets]
+        start = self._text.find(layout_text)
+        while start >= 0:
+            stop = start + len(layout_text)
+            is_all_matched = num_matched[stop] - num_matched[start] == len(layout_text)
+            position = bisect_left(target_starts, start)
+            if position < len(targets) and not is_all_matched:
+                target = targets[position]
+                if target.span.stop <= stop:
+                    raise placing_errors.make_target_inside_layout(
+                        self._request,
+                        target.name,
+                        _as_ids(self._text_of(target)),
+                        modality,
+                        _as_ids(layout_text),
+                    )
+            start = self._text.find(layout_text, start + 1)
+
+    def _count_matched_positions(self, matches: Sequence[_Match]) -> list[int]:
+        """Return how many positions before each position stand for items, and before the end."""
+        is_matched = bytearray(len(self._text))
+        for match in matches:
+            length = match.span.stop - match.span.start
+            is_matched[match.span.start : match.span.stop] = b"\1" * length
+        return list(accumulate(is_matched, initial=0))
+
+    def _is_target(self, match: _Match) -> bool:
+        """Return whether a target stands for the item, and no layout."""
+        layout = self._layouts[match.modality][match.index]
+        return not match.span.is_anchor and self._text_of(match) in layout.target_texts
+
+    def _text_of(self, match: _Match) -> str:
+        return self._text[match.span.start : match.span.stop]
+
+    # -- 4: write the layouts ----------------------------------------------------------------------
+
+    def _write_layouts(self, matches: Sequence[_Match]) -> PlacedPrompt:
+        """Return the prompt with layouts in place of the matches."""
+        ids: list[int] = []
+        placements: list[Placement] = []
+        cursor = 0
+        for match in matches:
+            ids += self._prompt[cursor : match.span.start]
+            tokens = self._layouts[match.modality][match.index].tokens
+            placements.append(Placement(match.modality, match.index, len(ids), tokens))
+            ids += tokens.ids
+            cursor = match.span.stop
+        ids += self._prompt[cursor:]
+        return PlacedPrompt(ids, placements)
+
+
+def find_anchor(layout: ItemLayout, prompt: Sequence[int]) -> Span | None:
+    """Return where the first update that inserts the layout does so; None where none does."""
+    for update, target in layout.updates:
+        offset = update.find_anchor(prompt, target)
+        if offset is not None:
+            return Span(offset, offset)
+    return None
+
+
+def _find_leftmost(spans: Mapping[str, Span]) -> str:
+    """Return the modality whose span comes first in the prompt, the first modality of equals."""
+    modalities = list(spans)
+    if len(modalities) == 1:
+        return modalities[0]
+
+    def get_order(modality: str) -> tuple[int, bool]:
+        return spans[modality].order
+
+    return min(modalities, key=get_order)
+
+
+def _find_left_over(remaining: str, item_layouts: Sequence[ItemLayout]) -> str | None:
+    """Return the first target or placeholder of some items in a text; None where there is none."""
+    texts: set[str] = set()
+    for layout in set(item_layouts):  # most items of a modality share one
+        for text in layout.leftover_texts:
+            if text in remaining:
+                texts.add(text)
+    if not texts:
+        return None
+    return min(texts, key=remaining.index)
+
+
+def _contains_any(text: str, parts: Collection[str]) -> bool:
+    """Return whether any of the parts stands in a text."""
+    return any(part in text for part in parts)
+
+
+def _as_ids(text: str) -> list[int]:
+    """Return ids that were written as a text by `as_text`."""
+    return [ord(character) for character in text]
