@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from mmkit import Record, Tensor, Text, between
 from mmkit.language.expr import cfg, fields, item, tok
-from mmkit.language.field import Flat, batched, constant, derived, flat
+from mmkit.language.field import FIELD_KINDS, Batching, batched, constant, derived, flat
 from mmkit.language.layout import (
     Layout,
     Replace,
@@ -238,6 +238,8 @@ def _fields(draw: Any, name: str, length: Any) -> dict[str, Any]:
         {count: derived(length, dtype="int64"), data: flat(fields[count])},
         {data: batched(), f"{name}_common": constant(cfg.two, dtype="int32")},
     ]
+    kinds = {type(field) for choice in choices for field in choice.values()}
+    assert kinds == set(FIELD_KINDS), "each kind of fields is drawn"
     return draw(st.sampled_from(choices))
 
 
@@ -246,7 +248,7 @@ def _make_process(data: str, declared: dict[str, Any], is_record: bool) -> Any:
 
     def process(values: Any, scope: Any) -> dict[str, Any]:
         rows = [value["body"] if is_record else value for value in values]
-        if isinstance(declared[data], Flat):
+        if declared[data].batching is Batching.JOINED:
             return {data: torch.cat(rows)}
         return {data: rows}
 

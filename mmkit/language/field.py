@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
 from dataclasses import KW_ONLY, field, replace
+from enum import Enum
 from functools import cached_property, partial
 from inspect import isroutine
 from reprlib import repr as brief
@@ -68,8 +69,28 @@ def _as_dtype_name(dtype: Any) -> str:
     return name  # type: ignore[no-any-return]
 
 
+class Batching(Enum):
+    """How the parts of several items become one argument of the model, in one of vLLM's three ways.
+
+    ========== =====================================================================
+    batching   the argument
+    ========== =====================================================================
+    STACKED    one part per item: a stacked tensor, or a list where the shapes differ
+    JOINED     the parts one after the other, in one tensor
+    SHARED     one value for all items
+    ========== =====================================================================
+    """
+
+    STACKED = "stacked"
+    JOINED = "joined"
+    SHARED = "shared"
+
+
 class Field(Part):
     """One processed tensor: `batched`, `flat`, `derived` or `constant`.
+
+    A kind of fields is a subclass in `FIELD_KINDS`. It states its `batching`, and how the tensor of
+    several items is split (`split`) and batched again (`batch`).
 
     Attributes:
         shape: shape of one item's part, where it is stated; sizes or expressions.
@@ -89,8 +110,14 @@ class Field(Part):
     keep_on_cpu: bool = False
     hidden: bool = False
 
+    batching: ClassVar[Batching]
+    """How the parts of several items become one argument of the model; each kind states it."""
+
     value: ClassVar[Any] = None
     """The expression that computes the field, for the kinds of fields that have one."""
+
+    dim: ClassVar[int] = 0
+    """The dimension along which the parts of items are joined."""
 
     @property
     def is_derived(self) -> bool:
@@ -189,6 +216,8 @@ def _holds_integers(value: Any) -> bool:
 class Batched(Field):
     """Item i is ``data[i]``: a tensor (items, ...), or a list where the items' shapes differ."""
 
+    batching = Batching.STACKED
+
     _word = "batched"
 
     def split(self, data: Any, scopes: Sequence[Scope]) -> list[Any]:
@@ -240,10 +269,12 @@ class Flat(Field):
     sizes: Converted[Value, Any] = parameter(as_expression)
     _: KW_ONLY
     value: Converted[Value, Any] = parameter(as_expression, default=None)  # type: ignore[misc]
-    dim: int = 0
+    dim: int = 0  # type: ignore[misc]
+
+    batching = Batching.JOINED
+    varies = True
 
     _word = "flat"
-    varies = True
 
     def split(self, data: Any, scopes: Sequence[Scope]) -> list[Any]:
         sizes: list[int] = []
@@ -313,6 +344,8 @@ class Constant(Field):
 
     value: Converted[Value, Any] = parameter(as_expression)  # type: ignore[misc]
 
+    batching = Batching.SHARED
+
     _word = "constant"
 
     def derive(self, scope: Scope) -> Any:
@@ -331,6 +364,9 @@ batched = Batched
 derived = Derived
 flat = Flat
 constant = Constant
+
+FIELD_KINDS: Sequence[type[Field]] = (Batched, Flat, Derived, Constant)
+"""The kinds of fields, in the order in which messages name them."""
 
 
 def _as_dense_tensor(value: Any) -> Any:

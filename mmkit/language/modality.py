@@ -22,7 +22,7 @@ from .expr import (
     item,
     tok,
 )
-from .field import HF, Batched, Field, Identity, Process, flat, hf, identity
+from .field import FIELD_KINDS, HF, Batching, Field, Identity, Process, flat, hf, identity
 from .items import ItemType
 from .items.tensor import Tensor
 from .layout import Layout, LayoutLike, Replace, Update, embed, may_embed, nothing, replace
@@ -31,7 +31,9 @@ from .named_part import NamedPart, check_name, require
 from .names import find_owner_of_field_name, find_owner_of_modality_name
 from .node import Dependency, dependencies
 
-FIELD_WORDS = "batched(), flat(), derived() or constant()"
+_FIELD_CALLS = [f"{kind._word}()" for kind in FIELD_KINDS]
+FIELD_WORDS = f"{', '.join(_FIELD_CALLS[:-1])} or {_FIELD_CALLS[-1]}"
+"""What an author may write for a field, in messages."""
 UPDATE_WORDS = "replace(), insert(), already_expanded() or a list of them"
 
 
@@ -413,7 +415,8 @@ class Modality(NamedPart, init=False):
         for name in self.companions():
             field = self.fields[name]
             has_form = field.shape is not None and field.dtype is not None
-            can_be_sent = isinstance(field, Batched) and has_form and not field.hidden
+            is_stacked = field.batching is Batching.STACKED
+            can_be_sent = is_stacked and has_form and not field.hidden
             require(can_be_sent, f"{where}, fields[{name!r}]", expected, repr(field), remedy)
 
     def _reads_only_fields(self) -> bool:

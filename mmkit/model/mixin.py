@@ -12,7 +12,7 @@ import torch
 from typing_extensions import override
 
 from ..errors import MmkitError
-from ..language.field import Batched
+from ..language.field import Batching
 from ..language.spec import Declaration
 from ..plan.allowed_ids import AllowedIds
 from ..plan.encoder_rows import rows_field, split_encoder_rows, split_rows_or_zero
@@ -186,7 +186,7 @@ class MultiModalModel(models.ModelInterface):
         if rows is not None:
             return [int(count) for count in rows]  # of the host, without waiting for the device
         for name, value in fields.items():
-            if isinstance(modality.fields[name], Batched):
+            if modality.fields[name].batching is Batching.STACKED:
                 return [modality.layout_evaluator.fixed_rows] * len(value)
         return None
 

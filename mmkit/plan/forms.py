@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..errors import InputError, MmkitError
-from ..language.field import Field, Flat
+from ..language.field import Batching, Field
 from ..language.items import ItemType, dtype_name
 from .memo import Once
 from .processing import FieldProcessor, ProcessedFields
@@ -160,7 +160,7 @@ def form_of(part: Any, declared: Field) -> Form | None:
             devices.add(array.device)
             layouts.add(array.layout)
     rank = None
-    if isinstance(declared, Flat) and isinstance(part, torch.Tensor):
+    if declared.batching is Batching.JOINED and isinstance(part, torch.Tensor):
         rank = part.ndim
     return Form(frozenset(dtypes), frozenset(devices), frozenset(layouts), rank)
 

@@ -17,7 +17,7 @@ from ..errors import (
     report_as_spec_error,
 )
 from ..language.expr import Scope, evaluate, holds
-from ..language.field import HF, Batched, Constant, Field, Identity
+from ..language.field import HF, Batching, Field, Identity
 from ..language.items import ItemType, flatten_options, select_options
 from ..language.items.tensor import Tensor
 from ..language.layout import (
@@ -617,7 +617,9 @@ def _fields_of_one_form(spec: Modality, fields: Mapping[str, Field]) -> dict[str
     is_processed = not isinstance(spec.process, Identity)
     chosen: dict[str, Field] = {}
     for name, declared in fields.items():
-        if not isinstance(declared, Constant) and (is_processed or declared.is_derived):
+        if declared.batching is Batching.SHARED:
+            continue
+        if is_processed or declared.is_derived:
             chosen[name] = declared
     return chosen
 
@@ -631,8 +633,8 @@ def _needs_row_count(
     # a fixed number is known to the model from the server's plan, unless options change it
     if base is not None and base.layout_evaluator.fixed_rows != fixed_rows:
         return True
-    # a batched field tells how many items there are
-    return not any(isinstance(declared, Batched) for declared in fields.values())
+    # a field of one part per item tells how many items there are
+    return all(declared.batching is not Batching.STACKED for declared in fields.values())
 
 
 def _check_single_candidate(item_type: ItemType, where: str) -> None:

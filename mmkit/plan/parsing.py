@@ -11,7 +11,7 @@ import torch
 
 from ..errors import InputError
 from ..language.expr import Fields
-from ..language.field import Batched, Field
+from ..language.field import Batched, Batching, Field
 from ..language.items import ItemType
 from ..language.items.base import describe_array
 from ..language.items.memory import copy_if_shared
@@ -176,7 +176,7 @@ class ItemParser:
         rows = fields.get(self.embeds_field)
         if rows is None:
             return []
-        if isinstance(self.embeds_as, Batched):
+        if self.embeds_as.batching is Batching.STACKED:
             return list(rows)
         columns = [fields[name] for name in self.companions]
         sizes = []

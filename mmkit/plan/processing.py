@@ -14,7 +14,7 @@ import torch
 
 from ..errors import InputError, SpecError, convert_errors, locate_errors, report_as_spec_error
 from ..language.expr import Fields, Scope
-from ..language.field import Field, Flat, Identity, remove_padding
+from ..language.field import Batching, Field, Identity, remove_padding
 from ..language.items import ItemType
 from ..language.node import dependencies, evaluate_all
 from .hf_calls import HFCall, call_together
@@ -436,23 +436,23 @@ def order_fields(fields: Mapping[str, Field]) -> list[str]:
     """Return the names of fields in the order in which they are computed.
 
     The fields that `process` returns come first. Derived fields, which may depend on them, follow.
-    Flat fields, whose sizes may depend on both, come last.
+    Joined fields (`flat`), whose sizes may depend on both, come last.
     """
     returned: list[str] = []
     derived: list[str] = []
-    flat: list[str] = []
-    flat_and_derived: list[str] = []
+    joined: list[str] = []
+    joined_and_derived: list[str] = []
     for name, field in fields.items():
-        is_flat = isinstance(field, Flat)
-        if is_flat and field.is_derived:
-            flat_and_derived.append(name)
-        elif is_flat:
-            flat.append(name)
+        is_joined = field.batching is Batching.JOINED
+        if is_joined and field.is_derived:
+            joined_and_derived.append(name)
+        elif is_joined:
+            joined.append(name)
         elif field.is_derived:
             derived.append(name)
         else:
             returned.append(name)
-    return returned + derived + flat + flat_and_derived
+    return returned + derived + joined + joined_and_derived
 
 
 def find_fields_of_facts(fields: Mapping[str, Field]) -> frozenset[str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, assert_never
 
 import torch
 from typing_extensions import override
 from vllm.multimodal import inputs as vllm_inputs
 from vllm.multimodal import parse as vllm_parse
 
-from ..language.field import Constant, Field, Flat, compact
+from ..language.field import Batching, Field, compact
 from ..plan.encoder_rows import rows_field
 from ..plan.item import Item, group_by_modality
 from ..plan.modality import BoundModality
@@ -188,12 +188,18 @@ _ON_CPU = {"keep_on_cpu": True} if KEEPS_ON_CPU else {}
 
 
 def _make_form(field: Field) -> Any:
+    """Return vLLM's form of a field, by the batching that its kind states."""
     options = _ON_CPU if field.keep_on_cpu else {}
-    if isinstance(field, Flat):  # slices are for a field that is to be split; this one is split
-        return vllm_inputs.MultiModalFlatField(slices=[], dim=field.dim, **options)
-    if isinstance(field, Constant):
-        return vllm_inputs.MultiModalSharedField(batch_size=1, **options)
-    return vllm_inputs.MultiModalBatchedField(**options)
+    match field.batching:
+        case Batching.STACKED:
+            return vllm_inputs.MultiModalBatchedField(**options)
+        case Batching.JOINED:
+            # slices are for a field that is to be split; this one is split
+            return vllm_inputs.MultiModalFlatField(slices=[], dim=field.dim, **options)
+        case Batching.SHARED:
+            return vllm_inputs.MultiModalSharedField(batch_size=1, **options)
+        case unknown:
+            assert_never(unknown)
 
 
 def make_kwargs_item(

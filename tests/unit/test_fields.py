@@ -8,9 +8,11 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import mmkit.public
 from mmkit import SpecError, Tensor, batched, between, cfg, flat, item
 from mmkit.language.expr import Scope
-from mmkit.language.field import compact
+from mmkit.language.field import FIELD_KINDS, Batching, Field, compact
+from mmkit.language.modality import FIELD_WORDS
 
 EMPTY_TABLE = torch.zeros(0, 4)
 TABLE_OF_ONE_ROW = torch.arange(4.0).reshape(1, 4)
@@ -131,3 +133,26 @@ def test_stated_shapes_and_dtypes_of_an_item(make_field, rows, lengths, columns,
 def test_a_dtype_or_its_name():
     assert batched(dtype=torch.bfloat16) == batched(dtype="bfloat16")
     assert Tensor(shape=(), dtype=torch.int32) == Tensor(shape=(), dtype="int32")
+
+
+# -- the kinds of fields ---------------------------------------------------------------------------------------------
+
+
+def list_kinds(kind):
+    """Return the subclasses of a class, and theirs."""
+    kinds = []
+    for subclass in kind.__subclasses__():
+        if subclass.__module__.startswith("mmkit."):
+            kinds += [subclass, *list_kinds(subclass)]
+    return kinds
+
+
+def test_every_kind_of_fields_is_listed_and_exported():
+    assert set(FIELD_KINDS) == set(list_kinds(Field))
+    for kind in FIELD_KINDS:
+        assert isinstance(kind.batching, Batching)
+        assert getattr(mmkit.public, kind._word) is kind
+
+
+def test_messages_name_every_kind_of_fields():
+    assert FIELD_WORDS == "batched(), flat(), derived() or constant()"
