@@ -89,6 +89,9 @@ DOCSTRINGS = {
 }
 """The names whose docstrings stand at the end of each page of the reference, for mkdocstrings."""
 
+RELEASES = "<!-- towncrier: releases go below this line -->\n"
+"""What stands in the changelog before its newest release."""
+
 BUTTONS = "<!-- buttons -->\n"
 """The links of the line after this comment are buttons in the site."""
 
@@ -116,10 +119,27 @@ def read_repository() -> str:
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that lie elsewhere."""
     for source, uri in ELSEWHERE.items():
-        files.append(
-            File.generated(config, uri, content=(ROOT / source).read_text(encoding="utf-8"))
-        )
+        content = (ROOT / source).read_text(encoding="utf-8")
+        if source == "CHANGELOG.md":
+            content = _add_unreleased(content)
+        files.append(File.generated(config, uri, content=content))
     return files
+
+
+def _add_unreleased(changelog: str) -> str:
+    """Return the changelog with the fragments of changes that no release has yet."""
+    kinds = {"added": [], "changed": [], "fixed": [], "removed": []}
+    for path in sorted((ROOT / "changelog.d").glob("*.*.md")):
+        text = path.read_text(encoding="utf-8").strip().removeprefix("- ")
+        kinds[path.name.split(".")[1]].append("- " + text.replace("\n", "\n  "))
+    parts = []
+    for kind, entries in kinds.items():
+        if entries:
+            parts.append("\n".join([f"### {kind.title()}", "", *entries, ""]))
+    if not parts:
+        return changelog
+    before, _, releases = changelog.partition(RELEASES)
+    return before + "\n".join(["## Unreleased", "", *parts]) + releases
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
