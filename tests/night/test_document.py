@@ -65,7 +65,13 @@ def write_requests(folder: Path) -> Path:
 
 def answer(folder: Path, requests_file: Path) -> Any:
     """Return the answers of an engine in a process of its own, with the plugin of mmkit alone."""
-    environment = {**os.environ, "VLLM_PLUGINS": "mmkit", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    environment = {
+        **os.environ,
+        "VLLM_PLUGINS": "mmkit",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        # other tests of this process announce their models there
+        "MMKIT_MODULES": "",
+    }
     script = folder / "answer.py"
     script.write_text(ANSWER)
     done = subprocess.run(

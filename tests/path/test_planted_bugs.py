@@ -56,8 +56,13 @@ def check_that_a_request_can_be_copied(line: str) -> None:
     assert repr(request) == source
 
 
-@pytest.mark.parametrize("name", ["range_off_by_one", "items_swapped_after_a_hit"])
-def test_a_message_shows_the_smallest_request_or_the_shortest_sequence_of_them(name: str) -> None:
+def test_a_message_shows_the_smallest_request() -> None:
+    """tests/night/test_planted_bugs.py has the shortest sequence of requests."""
+    check_that_a_request_is_small("range_off_by_one")
+
+
+def check_that_a_request_is_small(name: str) -> None:
+    """Check that what a message shows of a bug is shrunk: few items, and of the plainest container."""
     (bug,) = [bug for bug in BUGS if bug.name == name]
     message = violation(bug.law, bug.subject(), EXAMPLES, shrink=True) or ""
     assert message.count("TensorSample") <= 6, message
@@ -72,7 +77,7 @@ def check_laws(base: str, laws: list[str], not_applicable: set[str]) -> None:
     subject = BASES[base]()
     for name in laws:
         try:
-            check_law(name, subject, examples=scaled(40))
+            check_law(name, subject, examples=scaled(15))
         except NotApplicable:
             assert name in not_applicable
 
