@@ -49,6 +49,7 @@ guess a URL.
 
 def wrap_read_part(read_part: Any) -> Any:
     """Make vLLM's function that reads one part of a message read the parts of a spec too."""
+    # from the module of the function, which is another one in older releases of vLLM
     marks = read_part.__globals__["MODALITY_PLACEHOLDERS_MAP"]
 
     @wraps(read_part)

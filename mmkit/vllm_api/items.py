@@ -25,52 +25,36 @@ ModalityItems: TypeAlias = vllm_parse.ModalityDataItems[Any, Any]
 # -- a caller's data -------------------------------------------------------------------------------
 
 
-class Needed(Exception):
-    """Stops a request until other processes have processed some of its items.
+class Parser(vllm_parse.MultiModalDataParser):
+    """Turns callers' data into canonical items."""
 
-    Attributes:
-        items: the items.
-    """
-
-    def __init__(self, items: Sequence[Item]) -> None:
+    def __init__(self, plan: Plan, hidden_size: int | None) -> None:
         super().__init__()
-        self.items = items
+        self.plan = plan
+        self.hidden_size = hidden_size
 
+    @override
+    def parse_mm_data(self, mm_data: Any) -> RequestItems:
+        if not isinstance(mm_data, Offloaded):
+            return self._parse_request(mm_data)
+        if mm_data.parsed is None:
+            mm_data.parsed = self._parse_request(dict(mm_data))
+            mm_data.parsed.offloaded = mm_data
+        return mm_data.parsed
 
-class Offloaded(dict[str, Any]):
-    """A request's ``multi_modal_data``, whose items are processed in other processes.
+    def _parse_request(self, data: Mapping[str, Any]) -> RequestItems:
+        self.plan.check_names(data)
+        items: dict[str, ModalityItems] = {}
+        for name, data_of_modality in data.items():
+            items[name] = self.parse_modality(self.plan.modalities[name], data_of_modality)
+        return RequestItems(items)
 
-    vLLM takes such a request through its steps several times, until all fields are here.
-
-    Attributes:
-        parsed: vLLM's form of the items, which are parsed once.
-        hashes: the hashes of all items, which are hashed once; None before.
-        fields: the fields of the items that are processed, by modality and index.
-    """
-
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        super().__init__(data)
-        self.parsed: RequestItems | None = None
-        self.hashes: list[str] | None = None
-        self.fields: dict[tuple[str, int], dict[str, Any]] = {}
-
-    def fill_in_fields(self, items: Sequence[Item]) -> None:
-        """Fill in the fields of items that other processes have processed.
-
-        Raises:
-            Needed: they have not.
-        """
-        for item in items:
-            if (item.modality, item.index) not in self.fields:
-                raise Needed(items)
-        for item in items:
-            item.fields = self.fields[item.modality, item.index]
-
-    def add_fields(self, items: Sequence[Item], fields: Mapping[str, Sequence[Any]]) -> None:
-        """Keep the fields of processed items, which come by modality."""
-        for name, items_of_modality in group_by_modality(items).items():
-            for item, fields_of_item in zip(items_of_modality, fields[name], strict=True):
-                self.fields[name, item.index] = fields_of_item
+    def parse_modality(self, modality: BoundModality, data: Any) -> ModalityItems:
+        """Return the items of one modality."""
+        batch: ItemBatch = modality.parser.parse(data, self.hidden_size)
+        if batch.embeds and batch.values:
+            return EmbedItems(batch.values, modality.name)
+        return vllm_parse.ProcessorBatchItems(batch.values, modality.name)
 
 
 class RequestItems(vllm_parse.MultiModalDataItems):
@@ -131,36 +115,55 @@ class EmbedItems(vllm_parse.EmbeddingItems):
         return embedding.content
 
 
-class Parser(vllm_parse.MultiModalDataParser):
-    """Turns callers' data into canonical items."""
+# -- items that other processes process ------------------------------------------------------------
 
-    def __init__(self, plan: Plan, hidden_size: int | None) -> None:
+
+class ItemsPending(Exception):
+    """Stops a request until other processes have processed some of its items.
+
+    Attributes:
+        items: the items.
+    """
+
+    def __init__(self, items: Sequence[Item]) -> None:
         super().__init__()
-        self.plan = plan
-        self.hidden_size = hidden_size
+        self.items = items
 
-    @override
-    def parse_mm_data(self, mm_data: Any) -> RequestItems:
-        if not isinstance(mm_data, Offloaded):
-            return self._parse_request(mm_data)
-        if mm_data.parsed is None:
-            mm_data.parsed = self._parse_request(dict(mm_data))
-            mm_data.parsed.offloaded = mm_data
-        return mm_data.parsed
 
-    def _parse_request(self, data: Mapping[str, Any]) -> RequestItems:
-        self.plan.check_names(data)
-        items: dict[str, ModalityItems] = {}
-        for name, data_of_modality in data.items():
-            items[name] = self.parse_modality(self.plan.modalities[name], data_of_modality)
-        return RequestItems(items)
+class Offloaded(dict[str, Any]):
+    """A request's ``multi_modal_data``, whose items are processed in other processes.
 
-    def parse_modality(self, modality: BoundModality, data: Any) -> ModalityItems:
-        """Return the items of one modality."""
-        batch: ItemBatch = modality.parser.parse(data, self.hidden_size)
-        if batch.embeds and batch.values:
-            return EmbedItems(batch.values, modality.name)
-        return vllm_parse.ProcessorBatchItems(batch.values, modality.name)
+    vLLM takes such a request through its steps several times, until all fields are here.
+
+    Attributes:
+        parsed: vLLM's form of the items, which are parsed once.
+        hashes: the hashes of all items, which are hashed once; None before.
+        fields: the fields of the items that are processed, by modality and index.
+    """
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        super().__init__(data)
+        self.parsed: RequestItems | None = None
+        self.hashes: list[str] | None = None
+        self.fields: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def fill_in_fields(self, items: Sequence[Item]) -> None:
+        """Fill in the fields of items that other processes have processed.
+
+        Raises:
+            ItemsPending: they have not.
+        """
+        for item in items:
+            if (item.modality, item.index) not in self.fields:
+                raise ItemsPending(items)
+        for item in items:
+            item.fields = self.fields[item.modality, item.index]
+
+    def add_fields(self, items: Sequence[Item], fields: Mapping[str, Sequence[Any]]) -> None:
+        """Keep the fields of processed items, which come by modality."""
+        for name, items_of_modality in group_by_modality(items).items():
+            for item, fields_of_item in zip(items_of_modality, fields[name], strict=True):
+                self.fields[name, item.index] = fields_of_item
 
 
 # -- processed fields ------------------------------------------------------------------------------

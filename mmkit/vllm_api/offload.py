@@ -1,10 +1,10 @@
 """Let vLLM's server process the items of requests in other processes (`mmkit.rendering.pool`).
 
 vLLM's thread for items parses a request, hashes its items, and looks them up in the processor
-cache. There it stops (`Needed`) where items are missing; they are processed in another process,
-while the thread goes on with other requests. Then it takes the request through the steps again,
-with the fields at hand (`Offloaded`). So the order of requests and the use of the cache are vLLM's
-own.
+cache. There it stops (`ItemsPending`) where items are missing; they are processed in another
+process, while the thread goes on with other requests. Then it takes the request through the steps
+again, with the fields at hand (`Offloaded`). So the order of requests and the use of the cache are
+vLLM's own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import MmkitError
 from ..plan.item import make_batches
 from ..rendering.pool import Recipe, RenderProcesses
-from .items import Needed, Offloaded
+from .items import ItemsPending, Offloaded
 
 OPTION = "render_processes"
 """The key of vLLM's ``additional_config`` that says how many."""
@@ -92,8 +92,8 @@ def wrap_process_tokens(
         for _ in range(_MAX_TRIES):
             try:
                 return await process_tokens(offloaded_prompt, **options)
-            except Needed as needed:
-                items = needed.items
+            except ItemsPending as pending:
+                items = pending.items
             fields = await asyncio.wrap_future(processes.process(make_batches(items)))
             offloaded.add_fields(items, fields)
         return await process_tokens(prompt, **options)

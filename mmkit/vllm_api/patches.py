@@ -51,7 +51,8 @@ def guard_process_tokens(process_tokens: Any) -> Any:
     def guard_and_process(self: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         if not _serves_spec(self):
             return process_tokens(self, prompt, *args, **kwargs)
-        if has_processed_items(prompt):  # of this, vLLM would keep nothing but the ids
+        if has_processed_items(prompt):
+            # the caller has rendered it before: vLLM would keep its ids and lose its items
             if inspect.iscoroutinefunction(process_tokens):
                 return copy_async(prompt)
             return dict(prompt)

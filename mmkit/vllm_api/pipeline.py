@@ -312,7 +312,7 @@ def process_items(plan: Plan, items: Sequence[Item], offloaded: Offloaded | None
     """Fill in the processed fields of items.
 
     Raises:
-        Needed: other processes have to process them first.
+        ItemsPending: other processes have to process them first.
     """
     if offloaded is not None:
         offloaded.fill_in_fields(items)
