@@ -89,8 +89,9 @@ class Batching(Enum):
 class Field(Part):
     """One processed tensor: `batched`, `flat`, `derived` or `constant`.
 
-    A kind of fields is a subclass in `FIELD_KINDS`. It states its `batching`, and how the tensor of
-    several items is split (`split`) and batched again (`batch`).
+    A kind of fields is a subclass in `FIELD_KINDS`. It states its `batching`, how the tensor of
+    several items is split (`split`) and batched again (`batch`), and in `_word` the name by which
+    an author calls it.
 
     Attributes:
         shape: shape of one item's part, where it is stated; sizes or expressions.
@@ -113,6 +114,8 @@ class Field(Part):
     batching: ClassVar[Batching]
     """How the parts of several items become one argument of the model; each kind states it."""
 
+    # A kind that has one of these as a parameter declares it again, which mypy does not foresee for
+    # a class variable.
     value: ClassVar[Any] = None
     """The expression that computes the field, for the kinds of fields that have one."""
 
@@ -162,14 +165,14 @@ class Field(Part):
 
         Raises:
             SpecError: the data does not hold as many items, or the sizes of the items do not add up
-                to its extent.
+                to its extent. It names no field: the caller does, by `locate_errors`.
         """
         raise NotImplementedError
 
-    def split_each(self, parts: Sequence[Any], scopes: Sequence[Scope]) -> list[Any]:
-        """Check a field that `process` returned in one part per item already.
+    def check_parts(self, parts: Sequence[Any], scopes: Sequence[Scope]) -> list[Any]:
+        """Return the parts of a field that comes in one part per item already.
 
-        `split` checks one tensor of all items in the same way.
+        They are checked as `split` checks one tensor of all items.
         """
         return list(parts)
 
@@ -272,7 +275,7 @@ class Flat(Field):
     dim: int = 0  # type: ignore[misc]
 
     batching = Batching.JOINED
-    varies = True
+    varies = True  # in place of the property of `Field`: `split` needs the scope of each item
 
     _word = "flat"
 
@@ -293,14 +296,14 @@ class Flat(Field):
             start += size
         return parts
 
-    def split_each(self, parts: Sequence[Any], scopes: Sequence[Scope]) -> list[Any]:
+    def check_parts(self, parts: Sequence[Any], scopes: Sequence[Scope]) -> list[Any]:
         checked: list[Any] = []
         for part, scope in zip(parts, scopes, strict=True):
             checked.extend(self.split(part, [scope]))
         return checked
 
     def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
-        return self.split_each(super().derive_all(scope, scopes), scopes)
+        return self.check_parts(super().derive_all(scope, scopes), scopes)
 
     def batch(self, parts: Sequence[Any]) -> Any:
         if not all(isinstance(part, torch.Tensor) for part in parts):

@@ -9,12 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ..language.layout import ItemTokens, Replace, Target, Update, as_text
-
-EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 class PromptForm(Enum):

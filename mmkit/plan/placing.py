@@ -80,9 +80,11 @@ def place(
         forms_of_ids = _find_forms_of_ids(text, layouts)
         others = {name: layouts[name] for name in layouts if name not in forms_of_ids}
         if not others:
-            forms = forms[:1]  # each modality has its form
+            # every modality has its form in `forms_of_ids`, so that one search is enough
+            forms = forms[:1]
         elif forms[0] is PromptForm.EXPANDED and not _has_first_layouts(text, others):
-            forms = forms[1:]  # nearly always
+            # nearly always: the caller has expanded nothing
+            forms = forms[1:]
     refusal: WrongForm | None = None
     for form in forms:
         try:
@@ -166,8 +168,8 @@ class Span(NamedTuple):
         return self.start, not self.is_anchor
 
     def overlaps(self, other: Span) -> bool:
-        """Return whether two spans that are no anchors share a position."""
-        return self.start < other.stop and other.start < self.stop
+        """Return whether two spans share a position; an anchor shares none."""
+        return max(self.start, other.start) < min(self.stop, other.stop)
 
 
 @dataclass(slots=True)
@@ -382,8 +384,10 @@ class _Search:
     def _check_targets_inside_layouts(self, matches: Sequence[_Match]) -> None:
         """Refuse a target inside a layout of another modality whose other ids would stay as text.
 
-        The caller has written the item of that layout twice, or the item of the target in no place
-        of its own.
+        Say the layout of a video is the ids 7 1 8, and 1 is the target of an image. Of a prompt
+        that has 7 1 8 beside the target of the video, the search takes the 1 for the image, and 7
+        and 8 would stay. The caller has written the video twice, or the image in no place of its
+        own.
 
         Raises:
             InputError: names the item of the target.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -32,7 +33,6 @@ from .modality import BoundModality, CallerIds, Environment
 from .output import BoundOutput
 from .parsing import ItemBatch
 from .placement import (
-    EMPTY,
     NO_TARGETS,
     ItemLayout,
     LayoutsByModality,
@@ -44,6 +44,8 @@ from .placement import (
 from .policy import BoundPolicy
 from .processing import ProcessedFields
 from .text_targets import TextTargets
+
+EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 Part: TypeAlias = Literal["prompt", "decoder_prompt"]
 """What a spec may rewrite."""

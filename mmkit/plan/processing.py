@@ -386,7 +386,7 @@ class FieldProcessor:
         if step.field.is_derived:
             return self._derive_all(step.field, batch, scopes)
         if is_in_parts:
-            return step.field.split_each(raw[step.name], scopes)
+            return step.field.check_parts(raw[step.name], scopes)
         return step.field.split(raw[step.name], scopes)
 
     def _derive_all(self, field: Field, batch: ItemBatch, scopes: Sequence[Scope]) -> Sequence[Any]:
