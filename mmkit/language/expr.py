@@ -180,34 +180,34 @@ class Expr(Node):
     if not TYPE_CHECKING:
 
         def __bool__(self):
-            raise _is_known_later(
+            raise _make_known_later_error(
                 self, "has no truth value; use where(), minimum(), maximum(), & | ~"
             )
 
         def __hash__(self):
-            raise _is_known_later(
+            raise _make_known_later_error(
                 self, "cannot be looked up in a set or a dict; use later(table.get)(...)"
             )
 
         def __iter__(self):
-            raise _is_known_later(self, "cannot be iterated; use each() in a layout")
+            raise _make_known_later_error(self, "cannot be iterated; use each() in a layout")
 
         def __contains__(self, value):
-            raise _is_known_later(self, "cannot be searched; use later(function)(...)")
+            raise _make_known_later_error(self, "cannot be searched; use later(function)(...)")
 
         def __len__(self):
-            raise _is_known_later(self, "has no length; use later(len)(...)")
+            raise _make_known_later_error(self, "has no length; use later(len)(...)")
 
         def __call__(self, *args, **kwargs):
-            raise _is_known_later(self, "cannot be called; use later(function)(...)")
+            raise _make_known_later_error(self, "cannot be called; use later(function)(...)")
 
         def __format__(self, form):
-            raise _is_known_later(
+            raise _make_known_later_error(
                 self, 'has no text; use tok["...{}", value], tok.text("...{}", value)'
             )
 
         def __int__(self):
-            raise _is_known_later(
+            raise _make_known_later_error(
                 self, "is no number; use math.floor(), ceil_div(), //, later(int)(...)"
             )
 
@@ -482,7 +482,7 @@ def _record_comparison(op: str, left: Expr, right: object) -> Expr:
     return Expr(op, (left, right))
 
 
-def _is_known_later(expr: Expr, problem: str) -> TypeError:
+def _make_known_later_error(expr: Expr, problem: str) -> TypeError:
     return TypeError(f"{expr!r} is only known later and {problem}, or a function of a Scope")
 
 

@@ -80,6 +80,9 @@ class Session:
         self._socket = socket
         self._id = f"mmsession-{uuid4().hex}"
         self._conversation: Conversation | None = None
+        # the tasks that `_serve` starts and cancels
+        self._receiving: asyncio.Task[Any]
+        self._stopping: asyncio.Task[Any]
         self._turn: asyncio.Task[Turn] | None = None
         # tokens that still fit, without a slide of the window
         self._remaining = state.engine.max_model_len

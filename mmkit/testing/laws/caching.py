@@ -40,15 +40,15 @@ def cache(case: Case) -> None:
         "in one process": Caches(subject.processor, capacity, pair=False),
         "in two processes": Caches(subject.processor, capacity, pair=True),
     }
-    past: list[Request] = []
+    past_requests: list[Request] = []
     may_miss = False
     for step in case.draw(st.lists(st.sampled_from(STEPS), min_size=1, max_size=_MAX_REQUESTS)):
-        if step == "seen before" and past:
-            request = case.draw(st.sampled_from(past))
+        if step == "seen before" and past_requests:
+            request = case.draw(st.sampled_from(past_requests))
         else:
             request = case.draw(new_requests)
         case.request = request
-        case.before = f" after {past!r}" if past else ""
+        case.before = f" after {past_requests!r}" if past_requests else ""
         when = ""
         if step == "refused before" and request.order:
             when = ", refused without a prompt before"
@@ -57,9 +57,9 @@ def cache(case: Case) -> None:
         # Where a single request fills them, the two halves of a cache evict in different orders.
         # vLLM then asks for the items again that the engine lacks.
         may_miss = may_miss or expected.gib > capacity
-        for where, of_process in caches.items():
+        for where, caches_there in caches.items():
             tries = _MAX_TRIES if may_miss else 0
-            outcome = case.attempt(_run_with_retries, case, request, of_process, tries)
+            outcome = case.attempt(_run_with_retries, case, request, caches_there, tries)
             if not outcome:
                 case.fail(f"with a cache {where}: {outcome}{when}")
             for name in expected.hashes:
@@ -68,7 +68,7 @@ def cache(case: Case) -> None:
             difference = find_difference(expected, outcome)
             if difference:
                 case.fail(f"without a cache and with one {where}: {difference}{when}")
-        past.append(request)
+        past_requests.append(request)
 
 
 def _draw_request_strategy(case: Case) -> st.SearchStrategy[Request]:
@@ -76,20 +76,20 @@ def _draw_request_strategy(case: Case) -> st.SearchStrategy[Request]:
 
     So few items repeat in a sequence of requests.
     """
-    few = {}
+    strategies = {}
     for name in case.subject.limits:
         samples = case.subject.samples[name]
-        three = case.draw(st.tuples(samples, samples, samples))
-        few[name] = st.sampled_from(three)
-    return case.subject.requests(of=few)
+        three_items = case.draw(st.tuples(samples, samples, samples))
+        strategies[name] = st.sampled_from(three_items)
+    return case.subject.requests(of=strategies)
 
 
 def _run_without_prompt(case: Case, request: Request, caches: Sequence[Caches]) -> None:
     """Send a request that is refused: without its placeholders."""
     without_prompt = replace(request, prompt=[])
-    for of_process in caches:
+    for caches_there in caches:
         with suppress(Exception):
-            case.subject.run(without_prompt, of_process)
+            case.subject.run(without_prompt, caches_there)
 
 
 def _run_with_retries(case: Case, request: Request, caches: Caches, tries: int) -> Outcome:
