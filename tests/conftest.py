@@ -111,10 +111,12 @@ class Stopwatch:
         self.seconds[get_scope(report.nodeid)] += report.duration
 
     def pytest_sessionfinish(self) -> None:
+        """Write the seconds of slow scopes, the longest first; scopes that did not run keep theirs."""
+        seconds = json.loads(SECONDS.read_text()) | self.seconds
         rounded = {}
-        for scope in sorted(self.seconds, key=self.seconds.__getitem__, reverse=True):
-            if self.seconds[scope] >= SLOW_SECONDS:
-                rounded[scope] = round(self.seconds[scope])
+        for scope in sorted(seconds, key=seconds.__getitem__, reverse=True):
+            if seconds[scope] >= SLOW_SECONDS:
+                rounded[scope] = round(seconds[scope])
         SECONDS.write_text(json.dumps(rounded, indent=2) + "\n")
 
 
