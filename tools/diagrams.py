@@ -1,7 +1,7 @@
-"""Draw the diagrams of docs/how-it-works.md: ``python -m tools.diagrams``.
+"""Draw the diagrams of the pages: ``python -m tools.diagrams``.
 
-docs/images/architecture.svg shows what an author writes and what mmkit makes of it,
-docs/images/request.svg how a request passes through a server.
+Of docs/images, architecture.svg shows what an author writes and what mmkit makes of it, request.svg
+how a request passes through a server, and prompt.svg what an item becomes in a prompt.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ def main() -> None:
 
 def draw_all() -> dict[str, str]:
     """Return the pictures, by the names of their files."""
-    return {"architecture.svg": draw_architecture(), "request.svg": draw_request()}
+    return {
+        "architecture.svg": draw_architecture(),
+        "prompt.svg": draw_prompt(),
+        "request.svg": draw_request(),
+    }
 
 
 def draw_architecture() -> str:
@@ -76,6 +80,28 @@ def draw_architecture() -> str:
         " transformers.</text>",
     ]
     return _draw_picture(510, parts)
+
+
+def draw_prompt() -> str:
+    parts = [
+        _draw_tokens(54, "prompt of the caller", ["<series>", "is", "a"], blue=["<series>"]),
+        '<text class="small" x="212" y="22">target</text>',
+        _draw_arrow(236, 72, 236, 112, "update: replace the target by the layout"),
+        _draw_tokens(
+            142,
+            "prompt of the model",
+            ["<patch>", "<patch>", "<patch>", "is", "a"],
+            blue=["<patch>"],
+        ),
+        '<text class="small" x="556" y="128">placeholders:</text>',
+        '<text class="small" x="556" y="145">one row each</text>',
+        _draw_arrow(236, 208, 236, 162, ""),
+        _draw_arrow(320, 208, 320, 162, ""),
+        _draw_arrow(404, 208, 404, 162, ""),
+        '<text class="small" x="12" y="226">item of the caller</text>',
+        '<text class="small" x="200" y="226">9 steps: field, encoder, 3 rows</text>',
+    ]
+    return _draw_picture(244, parts)
 
 
 def draw_request() -> str:
@@ -105,6 +131,21 @@ def draw_request() -> str:
 def _draw_picture(height: int, parts: list[str]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"'
     return "\n".join([f'{head} width="{WIDTH}">', f"<style>{STYLE}</style>", *parts, "</svg>", ""])
+
+
+def _draw_tokens(y: int, label: str, tokens: list[str], blue: list[str]) -> str:
+    """Return a row of tokens with a label before it; `y` is its middle."""
+    parts = [f'<text class="small" x="12" y="{y + 4}">{escape(label)}</text>']
+    x = 200
+    for token in tokens:
+        kind = ' class="yours"' if token in blue else ""
+        width = 72 if len(token) > 2 else 36
+        parts.append(f'<rect{kind} x="{x}" y="{y - 17}" width="{width}" height="34" rx="4"/>')
+        middle = x + width // 2
+        shown = escape(token)
+        parts.append(f'<text x="{middle}" y="{y + 5}" text-anchor="middle">{shown}</text>')
+        x += width + 12
+    return "".join(parts)
 
 
 def _draw_box(x: int, y: int, width: int, lines: list[str], yours: bool = False) -> str:

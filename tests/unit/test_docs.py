@@ -80,7 +80,7 @@ def test_a_test_makes_each_picture(picture: str) -> None:
 def test_the_diagrams_are_those_that_the_program_draws() -> None:
     for name, drawn in diagrams.draw_all().items():
         assert (diagrams.IMAGES / name).read_text(encoding="utf-8") == drawn
-    assert set(diagrams.draw_all()) == {"architecture.svg", "request.svg"}
+    assert set(diagrams.draw_all()) == {"architecture.svg", "prompt.svg", "request.svg"}
 
 
 def test_the_list_of_messages_has_those_of_the_source() -> None:
