@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 from tempfile import TemporaryDirectory
+from textwrap import dedent
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -233,7 +234,7 @@ SOURCES = {
     "collm": Source(
         "CoLLM",
         "a user, his history, an item",
-        "three modalities with one placeholder, rows with text between",
+        "three modalities, rows with text between",
         "zyang1580/CoLLM",
         "48042b168bb5aa41b42e9c89e7582b718e301556",
         {
@@ -352,7 +353,8 @@ def find_function(text: str, name: str) -> str:
         else:
             raise LookupError(name)
         nodes = function.body
-    return ast.unparse(function)
+    lines = text.splitlines()[function.lineno - 1 : function.end_lineno]
+    return dedent("\n".join(lines))
 
 
 def count_spec_lines(name: str) -> int:

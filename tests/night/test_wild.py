@@ -10,8 +10,11 @@ import httpx
 import pytest
 
 from examples.server import Server
+from examples.wild.biomed_rna import BIOMED_RNA
 from mmkit.serve import content_part
+from mmkit.testing import check
 from tests.profiles import scaled
+from tests.wild import biomed_rna
 from tests.wild.common import Message
 from tests.wild.compare import NAMES, compare_chat, draw_chat, open_model
 from tests.wild.serve import ANSWER_TOKENS, answer_by_account, make_checkpoint, measure
@@ -30,6 +33,13 @@ def test_a_model_is_served_as_its_own_code_says(
     assert counts.offline == counts.chat == counts.requests == REQUESTS
     assert counts.distinct > REQUESTS / 2
     assert counts.laws >= 8
+
+
+def test_the_laws_hold_on_cells_without_a_prompt(tmp_path: Path) -> None:
+    report = check(BIOMED_RNA, biomed_rna.write_config(tmp_path), examples=scaled(15))
+    assert report, report
+    held = {result.law for result in report.results if result.status == "holds"}
+    assert held >= {"ranges", "independence", "round_trip", "worst_case", "identity", "refusal", "cache"}
 
 
 def encode_chat(messages: list[Message]) -> list[Message]:

@@ -5,6 +5,7 @@ tests/night compares 400 of each, and asks engines.
 
 from __future__ import annotations
 
+import random
 import re
 from typing import Any
 
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from examples.wild.biomed_rna import BIOMED_RNA
 from mmkit import InputError
 from tests.profiles import scaled
+from tests.wild import biomed_rna
 from tests.wild.compare import NAMES, compare_chat, draw_chat, open_model
 from tools import wild
 
@@ -69,6 +72,21 @@ def test_an_item_that_the_model_cannot_read_is_refused(name: str, item: dict[str
         open_model(name).plan.parse_items(item)
 
 
+def test_a_cell_reaches_the_model_as_the_plugin_sends_it() -> None:
+    plan = BIOMED_RNA.bind(biomed_rna.BiomedRnaConfig())
+    rng = random.Random(0)
+    for _ in range(scaled(20)):
+        cell = biomed_rna.draw_cell(rng)
+        preview = plan.preview(biomed_rna.PROMPT, {"rna": cell})
+        assert len(preview.prompt_token_ids) == 1
+        (fields,) = preview.fields["rna"]
+        expected = biomed_rna.read_cell(cell)
+        assert fields.keys() == expected.keys()
+        for name, value in expected.items():
+            assert fields[name].dtype == value.dtype
+            assert torch.equal(fields[name], value)
+
+
 def test_a_recommendation_is_read_behind_what_the_model_thinks() -> None:
     opened = open_model("onerec")
     output = opened.plan.outputs["recommendation"]
@@ -86,6 +104,6 @@ def test_the_page_has_what_was_measured() -> None:
 
 def test_lines_of_a_method_are_counted() -> None:
     text = "class Model:\n    def run(self):\n        '''Do.'''\n\n        # why\n        return (1,\n            2)\n"
-    assert wild.count_code_lines(wild.find_function(text, "Model.run")) == 2
+    assert wild.count_code_lines(wild.find_function(text, "Model.run")) == 3
     with pytest.raises(LookupError):
         wild.find_function(text, "Model.stop")

@@ -77,8 +77,12 @@ class CollmForCausalLM(MultiModalMixin, LlamaForCausalLM):
         return [self.project(self.items(number)) for number in target]
 
 
+ROW_TOKENS = {"user": "<user>", "history": "<item>", "target": "<target>"}
+"""What the spec has in place of `<unk>`."""
+
+
 def make_tokenizer() -> Any:
-    return make_llama_tokenizer(["<UserID>", "<ItemIDList>", "<TargetItemID>"], TEMPLATE)
+    return make_llama_tokenizer(["<UserID>", "<ItemIDList>", "<TargetItemID>", *ROW_TOKENS.values()], TEMPLATE)
 
 
 def draw(rng: random.Random) -> list[Message]:
@@ -113,7 +117,8 @@ def expand(tokenizer: Any, config: Any, messages: list[Message]) -> Expansion:
             waiting += [name] * part[name].numel() * config.proj_token_num
     for token in ids:
         if token == tokenizer.unk_token_id:
-            expansion.add_rows(1, token, waiting.pop(0))
+            name = waiting.pop(0)
+            expansion.add_rows(1, tokenizer.convert_tokens_to_ids(ROW_TOKENS[name]), name)
         else:
             expansion.add_ids([token])
     assert not waiting

@@ -104,6 +104,7 @@ def make_checkpoint(opened: OpenModel, name: str, folder: Path) -> Any:
     """Write a checkpoint with random weights, and return its model."""
     model_class = register(name)
     torch.manual_seed(0)
+    opened.config.eos_token_id = opened.tokenizer.eos_token_id  # vLLM reads the tokenizer's, transformers the config's
     model = model_class(opened.config).eval()
     model.generation_config.suppress_tokens = sorted(opened.plan.embed_ids)  # as vLLM does
     model.save_pretrained(folder)
