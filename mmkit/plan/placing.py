@@ -162,10 +162,11 @@ class Span(NamedTuple):
         """Whether no position stands for the item: its layout is inserted at `start`."""
         return self.start == self.stop
 
-    @property
-    def order(self) -> tuple[int, bool]:
-        """The key by which spans are in prompt order; at one position, an anchor precedes ids."""
-        return self.start, not self.is_anchor
+    def precedes(self, other: Span) -> bool:
+        """Return whether this span comes first; at one position, an anchor precedes ids."""
+        if self.start == other.start:
+            return self.is_anchor and not other.is_anchor
+        return self.start < other.start
 
     def overlaps(self, other: Span) -> bool:
         """Return whether two spans share a position; an anchor shares none."""
@@ -326,13 +327,14 @@ class _Search:
             next_spans: the spans of the next items, by modality.
             next_index: the numbers of these items.
         """
-        if len(next_spans) == 1 or next_spans[modality].is_anchor:
+        first = next_spans[modality]
+        if len(next_spans) == 1 or first.is_anchor:
             return
-        start = next_spans[modality].start
         candidates: list[str] = []
         for name, span in next_spans.items():
-            layout = self._layouts[name][next_index[name]]
-            if span.start == start and self._is_layout(span, layout):
+            if span.start != first.start:
+                continue
+            if self._is_layout(span, self._layouts[name][next_index[name]]):
                 candidates.append(name)
         if modality in candidates and len(candidates) > 1:
             layout = self._layouts[candidates[0]][next_index[candidates[0]]]
@@ -491,14 +493,11 @@ def find_anchor(layout: ItemLayout, prompt: Sequence[int]) -> Span | None:
 
 def _find_leftmost(spans: Mapping[str, Span]) -> str:
     """Return the modality whose span comes first in the prompt, the first modality of equals."""
-    modalities = list(spans)
-    if len(modalities) == 1:
-        return modalities[0]
-
-    def get_order(modality: str) -> tuple[int, bool]:
-        return spans[modality].order
-
-    return min(modalities, key=get_order)
+    leftmost, *others = spans
+    for modality in others:
+        if spans[modality].precedes(spans[leftmost]):
+            leftmost = modality
+    return leftmost
 
 
 def _find_left_over(remaining: str, item_layouts: Sequence[ItemLayout]) -> str | None:
