@@ -12,7 +12,17 @@ from typing import Annotated
 import torch
 import typer
 
-ALL = ("startup", "overhead", "outline", "render", "terra_cpu", "serve_load", "robots", "terra_gpu")
+ALL = (
+    "startup",
+    "overhead",
+    "outline",
+    "render",
+    "terra_cpu",
+    "serve_load",
+    "robots",
+    "robots_served",
+    "terra_gpu",
+)
 
 
 def main(

@@ -48,4 +48,13 @@ def test_every_part_of_the_gpus_benchmark_runs_tiny(tmp_path: Path) -> None:
 
 def test_robots(tmp_path: Path) -> None:
     results = run_benchmark(tmp_path, "robots", "--observations", "4")
-    assert all(part["median_ms"] > 0 for part in results["parts"].values())
+    assert all(0 < part["fastest_ms"] <= part["first_ms"] for part in results["parts"].values())
+
+
+def test_robots_at_servers(tmp_path: Path) -> None:
+    results = run_benchmark(tmp_path, "robots_served", "--robots", "2", "--observations", "2", "--rounds", "1")
+    assert [row["prefix_caching"] for row in results["rows"]] == [True, False]
+    for row in results["rows"]:
+        assert row["rate"] > 0
+        parts = [row[name]["median_ms"] for name in ("unpack", "process", "engine", "decode")]
+        assert min(parts) > 0
