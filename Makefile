@@ -38,7 +38,7 @@ export TORCHINDUCTOR_CACHE_DIR ?= $(abspath $(VENV))/cache/inductor
 # empty is unset: without bytecode each of the many processes of the tests compiles all of mmkit
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv openpi demo serve-demo drive drive-demo vowels test test-fast test-thorough night evening page fresh soak matrix survey mutants bench docs words lint format changelog release wheel-test clean distclean
+.PHONY: help venv openpi demo serve-demo drive drive-demo vowels robot test test-fast test-thorough night evening page fresh soak matrix survey mutants bench docs words lint format changelog release wheel-test clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
@@ -46,6 +46,7 @@ help:
 	@echo "make drive-demo  a page on which you drive through it with the arrow keys"
 	@echo "make drive   record drives of a simulator, train a world model on them, judge it (an hour)"
 	@echo "make vowels  a model of real recordings, asked over HTTP beside two baselines"
+	@echo "make robot   train a robot, serve it, and let openpi's client drive it (five minutes)"
 	@echo "make test    run the tests                    TESTARGS='-m \"not engine\"' is passed to pytest"
 	@echo "             in TEST_JOBS=3 processes; make test-thorough draws ten times the examples"
 	@echo "make night   run the tests that take minutes each (tests/night)"
@@ -84,6 +85,9 @@ drive-demo: $(VENV)/.installed
 
 vowels: $(VENV)/.installed
 	$(IN_OWN_FOLDER) $(BIN)/python -m examples.vowels --out out/vowels
+
+robot: $(VENV)/.installed $(VENV)/openpi/.installed
+	$(IN_OWN_FOLDER) $(BIN)/python -m examples.reacher --out out/robot
 
 # Tests of one file, or of one folder of tests/engine, stay in one process: see tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadscope --no-loadscope-reorder

@@ -96,7 +96,7 @@ def _compute_edges(scope: Scope) -> np.ndarray:
 
 
 def _find_first_padding_id(scope: Scope) -> int:
-    return int(scope.cfg.text_config.vocab_size - scope.cfg.pad_to_multiple_of)
+    return int(scope.cfg.get_text_config().vocab_size - scope.cfg.pad_to_multiple_of)
 
 
 FIRST_PADDING_ID = cfg.text_config.vocab_size - cfg.pad_to_multiple_of
