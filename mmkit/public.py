@@ -25,9 +25,11 @@ from .language.field import derived as derived
 from .language.field import flat as flat
 from .language.field import hf as hf
 from .language.items import between as between
+from .language.items.lists import List as List
 from .language.items.media import Audio as Audio
 from .language.items.media import Image as Image
 from .language.items.media import Video as Video
+from .language.items.optional import optional as optional
 from .language.items.record import Record as Record
 from .language.items.tensor import Tensor as Tensor
 from .language.items.tensor import Text as Text

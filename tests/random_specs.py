@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import torch
 from hypothesis import strategies as st
 
-from mmkit import Record, Tensor, Text, between
-from mmkit.language.expr import cfg, fields, item, tok
+from mmkit import List, Record, Tensor, Text, between, optional
+from mmkit.language.expr import cfg, fields, item, tok, where
 from mmkit.language.field import FIELD_KINDS, Batching, batched, constant, derived, flat
 from mmkit.language.layout import (
     Layout,
     Replace,
     already_expanded,
+    each,
     embed,
     ending_with,
     insert,
@@ -139,14 +140,17 @@ def _modality(draw: Any, name: str) -> Modality:
         return draw(_modality_of_ids(name, rows))
     update = draw(_update(name))
     is_record = draw(st.booleans())
+    has_lists = is_record and draw(st.sampled_from([False, False, False, True]))
     # the expression that gives the rows of an item
     body = item.body if is_record else item
     layout = draw(_layout(name, body))
+    if has_lists:
+        layout += draw(_layout_of_lists(name))
     fields_of_modality = draw(_fields(name, body.length))
     takes_embeds = not _depends_on_item(layout) and draw(st.booleans())
     return Modality(
         name,
-        item=_make_record(rows) if is_record else rows,
+        item=_make_record(rows, has_lists) if is_record else rows,
         # an item has at least one placeholder
         layout=embed(tok[MARKS[name].placeholder]) + layout,
         update=update,
@@ -199,10 +203,36 @@ def _rows(draw: Any) -> Tensor:
     return Tensor((between(least, most), 2), largest=largest)
 
 
-def _make_record(rows: Tensor) -> Record:
-    """Return an item type of rows, a mark on one of them, and a word."""
+def _make_record(rows: Tensor, has_lists: bool) -> Record:
+    """Return an item type of rows, a mark and a word; perhaps of a list and a part that may be absent."""
     marked = Tensor((1,), "int64", bound=between(0, item.body.length - 1))
-    return Record(body=rows, marked=marked, word=Text(most=3))
+    parts: dict[str, Any] = {"body": rows, "marked": marked, "word": Text(most=3)}
+    if has_lists:
+        note = Record(weights=Tensor((between(0, 2),)), word=optional(Text(most=3)))
+        parts["notes"] = List(note, most=item.body.length, least=0)
+        parts["extra"] = optional(Record(weights=Tensor((between(1, 2),))))
+    return Record(**parts)
+
+
+@st.composite
+def _layout_of_lists(draw: Any, name: str) -> Layout:
+    """Draw a layout of the notes of an item, and of its extra part. Shrinks towards a token for each note."""
+    marks = MARKS[name]
+    rows = embed(tok[marks.placeholder])
+
+    def lay_out_note(note: Any) -> Layout:
+        parts = literal(tok[marks.opening])
+        if has_rows:
+            parts += rows * note.weights.length
+        if has_words:
+            parts += where(note.word, tok.text("{}", note.word.text), tok[marks.closing])
+        return parts
+
+    has_rows = draw(st.booleans())
+    has_words = draw(st.booleans())
+    extra = rows * item.extra.weights.length
+    absent = draw(st.sampled_from([literal(), literal(tok[marks.closing]), rows]))
+    return each(item.notes.elements, lay_out_note) + where(item.extra, extra, absent)
 
 
 @st.composite

@@ -199,7 +199,7 @@ def parse_item(form: str, plan: Plan) -> tuple[str, Any]:
 def _make_blank(kind: ItemType, sizes: Sequence[int], where: str) -> Any:
     """Return a blank item of sizes; where vLLM states sizes, they leave channels out."""
     count = len(kind.dummy_sizes) or kind.ndim
-    if kind.parts:
+    if kind.is_nested:
         raise MmkitError(where, kind.size_hint, "sizes")
     if len(sizes) != count:
         raise MmkitError(where, f"{kind.size_hint}, {count} size(s)", str(len(sizes)))

@@ -105,9 +105,9 @@ def _parse_facts(form: str, plan: Plan) -> tuple[str, Any]:
 def _make_facts(kind: ItemType, sizes: Sequence[int], form: str) -> Facts:
     """Return the facts of an item of some sizes."""
     facts_class: Any = kind.facts_class
-    if kind.parts or facts_class is None or len(sizes) != kind.num_sizes:
+    if kind.is_nested or facts_class is None or len(sizes) != kind.num_sizes:
         expected = kind.size_hint
-        if not kind.parts:
+        if not kind.is_nested:
             expected = f"{kind.size_hint}, {kind.num_sizes} size(s)"
         raise MmkitError(f"--item {form}", expected, str(len(sizes)))
     if facts_class is TensorFacts:

@@ -114,7 +114,8 @@ def _check_texts_for_hf(modality: Modality) -> None:
     types: Mapping[str, ItemType] = modality.item.parts or {modality.name: modality.item}
     for name, item_type in types.items():
         argument = process.inputs.get(name, name)
-        if isinstance(item_type, Text) and argument not in TEXT_ARGUMENTS:
+        has_text = any(isinstance(leaf, Text) for leaf in item_type.leaves())
+        if has_text and argument not in TEXT_ARGUMENTS:
             expected = f"a text as {' or '.join(sorted(TEXT_ARGUMENTS))} of a processor"
             remedy = f'Write "inputs": {{"{name}": "text"}}.'
             raise SpecError(f"{modality.name}, process", expected, f"as {argument!r}", remedy)

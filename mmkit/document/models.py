@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from ..language import field, layout
-from ..language.items import media, record, tensor
+from ..language.items import lists, media, optional, record, tensor
 from ..language.modality import Modality
 from ..language.node import Node
 from ..language.policy import INSTRUCTION, Policy
@@ -126,9 +126,24 @@ class AudioModel(PartModel):
     bound: Value = 8.0
 
 
-AnyPart = Annotated[
-    TensorModel | TextModel | ImageModel | VideoModel | AudioModel, Discriminator("type")
-]
+class ListModel(PartModel):
+    part = lists.List
+
+    type: Literal["List"]
+    element: AnyItem
+    most: Value
+    least: Value = 1
+
+
+class OptionalModel(PartModel):
+    part = optional.OptionalPart
+
+    type: Literal["optional"]
+    item: AnyItem
+
+    def build(self) -> Any:
+        """Return the part of a record."""
+        return optional.optional(_build(self.item))
 
 
 class RecordModel(PartModel):
@@ -143,9 +158,24 @@ class RecordModel(PartModel):
 
 
 AnyItem = Annotated[
-    TensorModel | TextModel | ImageModel | VideoModel | AudioModel | RecordModel,
+    TensorModel | TextModel | ImageModel | VideoModel | AudioModel | RecordModel | ListModel,
     Discriminator("type"),
 ]
+
+AnyPart = Annotated[
+    TensorModel
+    | TextModel
+    | ImageModel
+    | VideoModel
+    | AudioModel
+    | RecordModel
+    | ListModel
+    | OptionalModel,
+    Discriminator("type"),
+]
+
+for _model in (ListModel, OptionalModel, RecordModel):  # each holds others of them
+    _model.model_rebuild()
 
 
 # -- fields ----------------------------------------------------------------------------------------
@@ -368,6 +398,8 @@ MODELS: tuple[type[PartModel], ...] = (
     VideoModel,
     AudioModel,
     RecordModel,
+    ListModel,
+    OptionalModel,
     BatchedModel,
     DerivedModel,
     FlatModel,

@@ -26,20 +26,31 @@ def build_json_schema() -> dict[str, Any]:
 
 
 def build_item_schema() -> dict[str, Any]:
-    """Return the JSON Schema of an item type of a document, in one piece."""
+    """Return the JSON Schema of an item type of a document, in one piece.
+
+    Of an item type inside another one of its class, only the type is stated.
+    """
     schema = build_json_schema()
     definitions = schema["$defs"]
 
-    def inline(part: Any) -> Any:
+    def inline(part: Any, open_names: tuple[str, ...] = ()) -> Any:
         if isinstance(part, list):
-            return [inline(element) for element in part]
+            return [inline(element, open_names) for element in part]
         if not isinstance(part, dict):
             return part
-        entries = {key: inline(value) for key, value in part.items() if key != "discriminator"}
-        reference = entries.pop("$ref", None)
-        if reference is not None:
-            entries = inline(definitions[reference.rpartition("/")[2]]) | entries
-        return entries
+        entries: dict[str, Any] = {}
+        for key, value in part.items():
+            if key not in ("discriminator", "$ref"):
+                entries[key] = inline(value, open_names)
+        reference = part.get("$ref")
+        if reference is None:
+            return entries
+        name = reference.rpartition("/")[2]
+        if name in open_names:
+            kind = definitions[name]["properties"]["type"]
+            return {"type": "object", "properties": {"type": kind}, "required": ["type"]} | entries
+        definition: dict[str, Any] = inline(definitions[name], (*open_names, name))
+        return definition | entries
 
     item_schema: dict[str, Any] = inline(definitions["ModalityModel"]["properties"]["item"])
     return item_schema

@@ -37,6 +37,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, wraps
 from string import Formatter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import MmkitError, SpecError
@@ -331,9 +332,10 @@ item = _make_root(
     ``item.count`` the number of these. By item type there are ``item.shape`` and ``item.length``
     of a Tensor, ``item.length`` of Audio and of Text, ``item.text`` of a Text, ``item.width`` and
     ``item.height`` of an Image, and these, ``item.frames`` and ``item.metadata`` of a Video. A
-    Record has the facts of each part by its name: ``item.genes.length``. For an item that comes as
-    embeddings, the root has
-    ``item.rows``, their number. Layouts, updates and fields read it.
+    Record has the facts of each part by its name: ``item.genes.length``; an `optional` part that is
+    absent is false. A List has ``item.length`` and ``item.elements``, the facts of each. For an
+    item that comes as embeddings, the root has ``item.rows``, their number. Layouts, updates and
+    fields read it.
     """,
 )
 
@@ -644,6 +646,13 @@ class Fields(dict[str, Any]):
         raise AttributeError(f"the processed fields lack {name!r}; they have {sorted(self)}")
 
 
+class Absent(SimpleNamespace):
+    """The facts of an optional part that an item leaves out: false, and without attributes."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
 def evaluate(value: Any, scope: Scope) -> Any:
     """Return the value of an expression in a scope; a constant is its own value.
 
@@ -934,6 +943,9 @@ def _compile_attribute(expr: Expr) -> Compiled:
 def _explain_missing(holder_arg: Any, holder: Any, name: str) -> str:
     """Explain that a value has no such attribute or entry, with those that it has."""
     kind: Any = type(holder)
+    if kind is Absent:
+        remedy = f"Choose by where({holder_arg!r}, ..., [])"
+        return f"{holder_arg!r} is absent. {remedy}"
     if _is_mapping(kind):
         names = sorted(holder)
     else:

@@ -244,6 +244,9 @@ class Modality(NamedPart, init=False):
         if not isinstance(self.item, ItemType):
             remedy = _remedy_for_item(self.item)
             raise SpecError(f"{where}, item", "an item type", repr(self.item), remedy)
+        if self.item.is_optional:
+            remedy = "Only a part of a Record may be absent."
+            raise SpecError(f"{where}, item", "an item type", repr(self.item), remedy)
 
     def _check_update(self, where: str) -> None:
         for update in self.update:

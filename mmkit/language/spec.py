@@ -312,7 +312,7 @@ class Declaration(NamedPart, init=False):
             require(name in names, place, f"modalities among {names}", repr(name))
             item_type = self[name].item
             expected = "a modality whose item is one value"
-            require(not item_type.parts, place, expected, f"{name!r} of {item_type!r}")
+            require(not item_type.is_nested, place, expected, f"{name!r} of {item_type!r}")
             is_concat = isinstance(items, tuple) and any(isinstance(x, Concat) for x in items)
             expected = "concat() for a Tensor of one dimension"
             is_vector = isinstance(item_type, Tensor) and item_type.ndim == 1

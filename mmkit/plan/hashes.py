@@ -147,9 +147,9 @@ class ItemHasher:
         return str(digest.hexdigest())
 
     def _hash_content(self, prefix: str, value: Any) -> str | None:
-        """Return the hash of a tensor, an array, an image, a text, or a dict of these.
+        """Return the hash of a tensor, an array, an image, a text, or a dict or a list of these.
 
-        Return None for any other value.
+        None in a dict or a list is a part that is absent. Return None for any other value.
         """
         data: Any
         if isinstance(value, dict):
@@ -158,6 +158,15 @@ class ItemHasher:
                 return None
             form = "parts"
             data = json.dumps(hashes).encode()
+        elif isinstance(value, list):
+            hashes_of_elements = [self._hash_content(prefix, element) for element in value]
+            if None in hashes_of_elements:
+                return None
+            form = "elements"
+            data = json.dumps(hashes_of_elements).encode()
+        elif value is None:
+            form = "absent"
+            data = b""
         elif isinstance(value, str):
             form = "text"
             data = value.encode()

@@ -560,7 +560,42 @@ def _evaluate_key_part(part: Node, scope: Scope) -> Any:
         return None
     if type(value) is int:  # nearly always
         return value
+    if isinstance(value, (SimpleNamespace, tuple)):
+        return _make_key_of_facts(value)
     num_values = len(value) if isinstance(value, str) else math.prod(getattr(value, "shape", ()))
     if num_values > MAX_KEY_VALUES:
         return NOT_CACHEABLE
     return to_python(value)
+
+
+def _make_key_of_facts(value: Any) -> Any:
+    """Return the facts of a part, or of the elements of a list, as part of a key.
+
+    Where they are many, they are no key.
+    """
+    leaves: list[Any] = []
+    _collect_facts(value, leaves)
+    num_values = 0
+    for leaf in leaves:
+        num_values += len(leaf) if isinstance(leaf, str) else 1
+    if num_values > MAX_KEY_VALUES:
+        return NOT_CACHEABLE
+    return tuple(leaves)
+
+
+def _collect_facts(value: Any, leaves: list[Any]) -> None:
+    """Append the values in facts to a list, each container behind its kind and its length.
+
+    So different facts give different lists.
+    """
+    if isinstance(value, SimpleNamespace):
+        inner = list(vars(value).values())
+    elif isinstance(value, tuple):
+        inner = list(value)
+    else:
+        leaves.append(to_python(value))
+        return
+    leaves.append(type(value))
+    leaves.append(len(inner))
+    for part in inner:
+        _collect_facts(part, leaves)

@@ -17,6 +17,7 @@ from ..errors import InputError, MmkitError
 from ..language.items.facts import AudioFacts as AudioFacts
 from ..language.items.facts import Facts
 from ..language.items.facts import ImageFacts as ImageFacts
+from ..language.items.facts import ListFacts as ListFacts
 from ..language.items.facts import RecordFacts as RecordFacts
 from ..language.items.facts import TensorFacts as TensorFacts
 from ..language.items.facts import TextFacts as TextFacts

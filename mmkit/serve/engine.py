@@ -252,7 +252,9 @@ class Engine:
         return await self._load_item(value, where)
 
     async def _load_item(self, value: Any, where: str) -> Any:
-        """Return one item with its media loaded; a record part by part."""
+        """Return one item with its media loaded; a record or a list part by part."""
+        if isinstance(value, list):
+            return await self.load_media(value, where)
         if isinstance(value, dict):
             record = {}
             for name, part in value.items():

@@ -115,9 +115,7 @@ def _warn_without_audio_decoder(modalities: Iterable[BoundModality]) -> None:
 
 def _takes_audio(modality: BoundModality) -> bool:
     """Tell whether an item of a modality is audio, or has a part that is."""
-    if not modality.item.parts:
-        return modality.item.vllm_modality == "audio"
-    return any(part.vllm_modality == "audio" for part in modality.item.parts.values())
+    return any(part.vllm_modality == "audio" for part in modality.item.leaves())
 
 
 # -- uvicorn ---------------------------------------------------------------------------------------

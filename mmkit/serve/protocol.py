@@ -335,12 +335,19 @@ Sizes = list[int | str | list[int | str]] | None
 
 
 class PartInfo(_ServerStruct, frozen=True):
-    """One part of a record; see `ModalityInfo`."""
+    """One part of a record; see `ModalityInfo`.
+
+    Attributes:
+        optional: whether an item may leave out the part.
+    """
 
     expected: str
     shape: Sizes
     dtype: str | None
     alphabet: str | None = None
+    parts: dict[str, Any] | None = None
+    element: dict[str, Any] | None = None
+    optional: bool = False
 
 
 class ModalityInfo(PartInfo, frozen=True, kw_only=True):
@@ -348,11 +355,12 @@ class ModalityInfo(PartInfo, frozen=True, kw_only=True):
 
     Attributes:
         expected: a short description of an item.
-        shape: sizes of a tensor item, or of a text in characters, [least, most] where a size
-            varies; None for media and records.
-        dtype: canonical dtype of the item, or ``"text"``; None for media and records.
+        shape: sizes of a tensor item, of a text in characters, or of a list in elements, [least,
+            most] where a size varies; None for media and records.
+        dtype: canonical dtype of the item, ``"text"`` or ``"list"``; None for media and records.
         alphabet: the characters that a text may have; None for any, and for other items.
         parts: the parts of a record, by name; None for other items.
+        element: the elements of a list, described like a part; None for other items.
         limit: the most items in one request.
         largest_tokens: encoder rows of the largest item; None where the Hugging Face processor
             decides.

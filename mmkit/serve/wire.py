@@ -8,7 +8,9 @@ nested lists, a number                                 the values
 ``{"image_url": {"url": ...}}``, ``video_url``,        a media part of vLLM's chat messages, which
 ``audio_url``                                          vLLM's own loader reads
 ``"CCO"``                                              a text, where the item is one
-``{"gene_ids": ..., "values": ...}``                   a record: its parts, in the forms above
+``{"gene_ids": ..., "values": ...}``                   a record: its parts, in any of the forms; an
+                                                       optional one may be missing, or null
+a list of these                                        a list: its elements, in any of the forms
 ====================================================== ===========================================
 
 The value of a modality is a list of items; or one encoded tensor, which is one item or a batch; or
@@ -31,8 +33,10 @@ from msgspec import Raw, Struct
 
 from ..errors import InputError
 from ..language.items import ItemType
+from ..language.items.lists import List
+from ..language.items.optional import OptionalPart
 from ..language.items.pictures import upright_rgb
-from ..language.items.tensor import DTYPES, Text
+from ..language.items.tensor import DTYPES, Tensor, Text
 from ..language.layout import Target
 from ..plan.item import Item
 from .decoding import decode_fields, decode_json, quote, starts_with
@@ -350,9 +354,11 @@ class Decoder:
         return self._decode_object(raw, where, None)
 
     def _decode_value(self, raw: Raw, where: str, item_type: ItemType | None) -> Any:
-        """Return an item, a part of a record, or numbers where there is no item type."""
-        if starts_with(raw, b"n"):  # null: an item that its uuid names
+        """Return an item, a part of an item, or numbers where there is no item type."""
+        if starts_with(raw, b"n"):  # null: an item that its uuid names, or a part that is absent
             return decode_json(None, raw, where)
+        if isinstance(item_type, OptionalPart):
+            item_type = item_type.item
         if isinstance(item_type, Text):
             return decode_json(str, raw, where)
         if item_type is not None:
@@ -362,6 +368,8 @@ class Decoder:
                 raise InputError(where, expected, "a text")
             if item_type.parts:
                 return self._decode_record(raw, where, item_type.parts)
+        if isinstance(item_type, List):
+            return self._decode_elements(raw, where, item_type)
         if starts_with(raw, b"{"):
             return self._decode_object(raw, where, item_type)
         self._spend("elements", bytes(raw).count(b",") + 1, where)
@@ -373,6 +381,18 @@ class Decoder:
         for name, value in fields.items():
             record[name] = self._decode_value(value, f"{where}.{name}", parts[name])
         return record
+
+    def _decode_elements(self, raw: Raw, where: str, item_type: List) -> Any:
+        """Return the elements of a list, or one tensor whose first dimension counts them."""
+        if isinstance(item_type.element, Tensor) and starts_with(raw, b"{"):
+            return self._decode_object(raw, where, item_type.element)
+        elements = decode_json(list[Raw], raw, where)
+        self._spend("elements", len(elements), where)
+        values = []
+        for position, element in enumerate(elements):
+            path = f"{where}[{position}]"
+            values.append(self._decode_value(element, path, item_type.element))
+        return values
 
     def _decode_object(self, raw: Raw, where: str, item_type: ItemType | None) -> Any:
         """Return a tensor, or a media part."""

@@ -28,8 +28,10 @@ from .law import NotApplicable as NotApplicable
 from .law import NotDrawn as NotDrawn
 from .law import Violation as Violation
 from .laws import LAWS as LAWS
+from .strategies import AbsentSample as AbsentSample
 from .strategies import AudioSample as AudioSample
 from .strategies import ImageSample as ImageSample
+from .strategies import ListSample as ListSample
 from .strategies import RecordSample as RecordSample
 from .strategies import Request as Request
 from .strategies import Sample as Sample

@@ -21,9 +21,12 @@ from PIL.Image import fromarray
 
 from ..errors import write_message
 from ..language.items import Between, ItemType
+from ..language.items.lists import List
 from ..language.items.media import Audio, Image, Video
+from ..language.items.optional import OptionalPart
 from ..language.items.record import Record
 from ..language.items.tensor import Tensor, Text
+from ..language.node import dependencies
 
 # -- requests --------------------------------------------------------------------------------------
 
@@ -259,7 +262,10 @@ class RecordSample(Sample):
         return {name: part.value() for name, part in self.parts.items()}
 
     def list_forms(self) -> list[Any]:
-        """Return each part in all of its containers, and the parts in another order."""
+        """Return each part in all of its containers, and the parts in another order.
+
+        In that order, the parts that are absent are missing.
+        """
         forms = {name: part.list_forms() for name, part in self.parts.items()}
         count = max(len(of_part) for of_part in forms.values())
         values: list[dict[str, Any]] = []
@@ -269,13 +275,60 @@ class RecordSample(Sample):
                 # a part with fewer forms than another repeats them
                 value[name] = of_part[index % len(of_part)]
             values.append(value)
-        reordered = dict(reversed(values[0].items()))
+        reordered = {}
+        for name, part in reversed(values[0].items()):
+            if part is not None:
+                reordered[name] = part
         return values + [reordered]
 
     def other(self) -> Sample:
-        names = list(self.parts)
+        names: list[str] = []
+        for name, part in self.parts.items():
+            if part.other() != part:  # there is another one
+                names.append(name)
+        if not names:
+            return self
         name = names[self.seed % len(names)]
         return replace(self, parts={**self.parts, name: self.parts[name].other()})
+
+
+@dataclass(frozen=True)
+class ListSample(Sample):
+    """A list of samples; the seed chooses the element that `other()` changes."""
+
+    elements: tuple[Sample, ...]
+
+    def value(self) -> list[Any]:
+        return [element.value() for element in self.elements]
+
+    def list_forms(self) -> list[Any]:
+        """Return each element in all of its containers, in a list and in a tuple."""
+        forms = [element.list_forms() for element in self.elements]
+        count = max([len(of_element) for of_element in forms], default=1)
+        values: list[Any] = []
+        for index in range(count):
+            # an element with fewer forms than another repeats them
+            values.append([of_element[index % len(of_element)] for of_element in forms])
+        return values + [tuple(values[0])]
+
+    def other(self) -> Sample:
+        if not self.elements:
+            return self
+        elements = list(self.elements)
+        position = self.seed % len(elements)
+        elements[position] = elements[position].other()
+        return replace(self, elements=tuple(elements))
+
+
+@dataclass(frozen=True)
+class AbsentSample(Sample):
+    """An optional part of a record that is absent."""
+
+    def value(self) -> None:
+        return None
+
+    def other(self) -> Sample:
+        return self
 
 
 @dataclass(frozen=True)
@@ -366,6 +419,10 @@ def overwrite(sample: Sample, value: Any) -> None:
     if isinstance(sample, RecordSample):
         for name, part in sample.parts.items():
             overwrite(part, value[name])
+    elif isinstance(sample, ListSample):
+        for element, value_of_element in zip(sample.elements, value, strict=True):
+            overwrite(element, value_of_element)
+        value.clear()
     elif not isinstance(sample, PlainSample):
         _fill(value)
 
@@ -491,6 +548,9 @@ def sides(largest: Sequence[int], bound: Between, most: int) -> SearchStrategy[i
     return st.sampled_from(edges) | st.integers(least, limit)
 
 
+# The largest number of elements of a list that is drawn, beyond the least.
+_MAX_EXTRA_ELEMENTS = 8
+
 # The largest size of a tensor or a text that is drawn, beyond the least; the most comes besides.
 _MAX_EXTRA_SIZE = 64
 
@@ -544,17 +604,48 @@ def _draw_records(kind: Record) -> SearchStrategy[Sample]:
     It shrinks as the parts do. The bound of a part may depend on the parts before it.
     """
 
+    # made once: to make a strategy takes longer than to draw from it
+    strategies: dict[str, SearchStrategy[Sample]] = {}
+    for name, part in kind.parts.items():
+        if not dependencies(part):
+            strategies[name] = items(part)
+
     @st.composite
     def draw_record(draw: Any) -> Sample:
         parts: dict[str, Sample] = {}
         values: dict[str, Any] = {}
         for name in kind.parts:
-            part = kind.part(name, values)
-            parts[name] = draw(items(part))
-            values[name] = part.canonical(parts[name].value(), name)
+            if name in strategies:
+                parts[name] = draw(strategies[name])
+            else:
+                parts[name] = draw(items(kind.part(name, values)))
+            if len(strategies) < len(kind.parts):
+                part = kind.part(name, values)
+                values[name] = part.canonical(parts[name].value(), name)
         return RecordSample(draw(SEEDS), parts)
 
     return draw_record()
+
+
+@items.register
+def _draw_lists(kind: List) -> SearchStrategy[Sample]:
+    """Return a strategy for lists.
+
+    It shrinks towards few elements, and as the elements do.
+    """
+
+    most = min(kind.most, kind.least + _MAX_EXTRA_ELEMENTS)
+    elements = st.lists(items(kind.element), min_size=kind.least, max_size=most).map(tuple)
+    return st.builds(ListSample, SEEDS, elements)
+
+
+@items.register
+def _draw_optional_parts(kind: OptionalPart) -> SearchStrategy[Sample]:
+    """Return a strategy for parts that may be absent.
+
+    It shrinks towards an absent one.
+    """
+    return st.just(AbsentSample(0)) | items(kind.item)
 
 
 def spelling(
@@ -569,8 +660,7 @@ def spelling(
         kind: a bound item type.
         words: for example the special tokens of a tokenizer.
     """
-    kinds = list(kind.parts.values()) or [kind]
-    has_text = any(isinstance(part, Text) for part in kinds)
+    has_text = any(isinstance(leaf, Text) for leaf in kind.leaves())
     if not words or not has_text:
         return samples
     drawn_words = st.just("") | st.sampled_from(sorted(words))
@@ -579,11 +669,16 @@ def spelling(
 
 def _spell(sample: Sample, word: str, kind: Any) -> Sample:
     """Return a sample whose texts spell a word, where they have room for it and its letters."""
+    if isinstance(kind, OptionalPart):
+        kind = kind.item
     if isinstance(sample, RecordSample):
         parts = {}
         for name, part in sample.parts.items():
             parts[name] = _spell(part, word, kind.parts[name])
         return replace(sample, parts=parts)
+    if isinstance(sample, ListSample):
+        elements = [_spell(element, word, kind.element) for element in sample.elements]
+        return replace(sample, elements=tuple(elements))
     if isinstance(sample, TextSample) and can_spell(kind, word, sample.length):
         return replace(sample, spells=word)
     return sample

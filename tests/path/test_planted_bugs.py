@@ -11,7 +11,7 @@ from mmkit.testing import LAWS, NotApplicable, check_law
 from tests import ROOT
 from tests.profiles import scaled
 
-from .planted.base import BASES, BY_NUMBER, LAID_OUT_NOTES, NOTED, make_mixed, media, qwen
+from .planted.base import BASES, BY_NUMBER, LAID_OUT_NOTES, LISTED, NOTED, make_mixed, media, qwen
 from .planted.bug import Bug, violation
 from .planted.huggingface import with_positions
 from .planted.table import BUGS
@@ -116,6 +116,11 @@ def test_correct_positions_of_the_mixin_pass() -> None:
 @pytest.mark.parametrize("spec", [NOTED, LAID_OUT_NOTES], ids=["fields", "layout"])
 def test_notes_that_spell_special_tokens_pass(spec: ModelSpec, law: str) -> None:
     check_law(law, make_mixed(spec), examples=scaled(20))
+
+
+@pytest.mark.parametrize("law", ["ranges", "worst_case", "identity", "refusal", "idempotence"])
+def test_lists_and_absent_parts_pass(law: str) -> None:
+    check_law(law, make_mixed(LISTED), examples=scaled(20))
 
 
 @pytest.mark.parametrize("law", ["ranges", "cache", "refusal", "idempotence"])

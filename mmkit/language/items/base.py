@@ -61,6 +61,8 @@ class ItemType(Part):
         num_sizes: how many sizes an item has.
         facts_class: the class of the facts that stand for an item without its content; None where
             a caller has to send the item itself.
+        is_nested: whether an item holds items of other types.
+        is_optional: whether an item may leave out such a part.
     """
 
     _is_named = True
@@ -80,6 +82,8 @@ class ItemType(Part):
     remedy: ClassVar[str] = ""
     most_bytes: ClassVar[int] = 2 * GIB
     facts_class: ClassVar[type[Facts] | None] = None
+    is_nested: ClassVar[bool] = False
+    is_optional: ClassVar[bool] = False
 
     def bind(self, scope: Scope) -> Self:
         """Return this item type with its expressions evaluated on `cfg` and `proc`.
@@ -198,9 +202,14 @@ class ItemType(Part):
     def texts(self, value: Any) -> Iterator[tuple[str, str]]:
         """Yield the texts in a canonical item, each with its path in the item.
 
-        The path is ``.unit`` for a part of a record, and "" where the item itself is the text.
+        The path is ``.unit`` for a part of a record, ``[0]`` for an element of a list, and "" where
+        the item itself is the text.
         """
         yield from ()
+
+    def leaves(self) -> Iterator[ItemType]:
+        """Yield the item types in this one that hold no others; itself, where it holds none."""
+        yield self
 
     @property
     def num_sizes(self) -> int:

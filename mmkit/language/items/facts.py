@@ -6,7 +6,7 @@ types check them: see `ItemType.check_facts`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -102,7 +102,19 @@ class RecordFacts(Facts):
     """The facts of a record.
 
     Attributes:
-        parts: the facts of every part, by its name.
+        parts: the facts of every part, by its name. None, or no entry, for an optional part that
+            the item leaves out.
     """
 
-    parts: Mapping[str, Facts]
+    parts: Mapping[str, Facts | None]
+
+
+@dataclass(frozen=True)
+class ListFacts(Facts):
+    """The facts of a list.
+
+    Attributes:
+        elements: the facts of every element, in order.
+    """
+
+    elements: Sequence[Facts]

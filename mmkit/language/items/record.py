@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from functools import cached_property
 from reprlib import repr as brief
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self, TypeVar
@@ -12,12 +13,18 @@ import numpy as np
 
 from ...errors import InputError, SpecError, locate_errors
 from ..expr import Scope
-from ..node import dependencies
+from ..node import Dependency, dependencies
 from .base import ItemType
 from .facts import Facts, RecordFacts
 from .values import describe
 
 T = TypeVar("T")
+
+_ROOTS_OF_PARTS = ("item", "function")
+"""The roots of what a part may depend on that only the parts before it tell."""
+
+_MAX_COMBINATIONS = 1024
+"""The most largest items of a record: that of each combination of its parts is tried."""
 
 _RESERVED_NAMES = ("index", "count", "rows")
 """Facts of a whole item, whose names no part can have."""
@@ -33,6 +40,9 @@ class Record(ItemType):
     "int64"), values=Tensor((item.gene_ids.length,))`` mmkit refuses a cell with another number of
     values than ids.
 
+    A part is a `Record` or a `List`, too. In the sizes of a part, `item` is the innermost `Record`
+    around it. An item may leave out a part that is `optional`.
+
     An `Image`, a `Video` or an `Audio` is a part like others: in ``image=Image((448, 448)),
     click=Tensor((2,), "int64", bound=between(0, item.image.width - 1))`` a click lies on its image.
 
@@ -40,7 +50,7 @@ class Record(ItemType):
     receives the dicts; `hf()` passes a list of each part, by its name.
 
     Attributes:
-        parts: any item type but a `Record` each, by name; given as keyword arguments.
+        parts: any item type each, by name; given as keyword arguments.
 
     Facts: those of each part under its name (``item.gene_ids.length``), and `index`.
     """
@@ -51,6 +61,7 @@ class Record(ItemType):
     """The scope that the record is bound to."""
 
     ndim = 0
+    is_nested = True
     vllm_modality = ""
     accepted_types = (Mapping, list, tuple)
     size_hint = "a dict of its parts in JSON"
@@ -60,9 +71,8 @@ class Record(ItemType):
         if not parts:
             raise SpecError("Record", "at least one part", "none")
         for name, part in parts.items():
-            if not isinstance(part, ItemType) or part.parts:
-                expected = "a Tensor, a Text, an Image, a Video or an Audio"
-                raise SpecError(f"Record.{name}", expected, repr(part))
+            if not isinstance(part, ItemType):
+                raise SpecError(f"Record.{name}", "an item type", repr(part))
             if name in _RESERVED_NAMES or name.startswith("_"):
                 expected = f"a part that is not called {', '.join(_RESERVED_NAMES)} or _..."
                 raise SpecError("Record", expected, repr(name))
@@ -72,7 +82,7 @@ class Record(ItemType):
         parts: dict[str, ItemType] = {}
         for name, part in self.parts.items():
             roots = {dependency.root for dependency in dependencies(part)}
-            if roots.isdisjoint(("item", "function")):
+            if roots.isdisjoint(_ROOTS_OF_PARTS):
                 parts[name] = _bind_part(name, part, scope)
             else:  # it may follow from the parts before it, which an item has
                 parts[name] = part
@@ -86,6 +96,19 @@ class Record(ItemType):
         record = Record(**parts)
         record._set(_scope=scope)
         return record
+
+    @cached_property
+    def _dependencies(self) -> frozenset[Dependency]:
+        """What the record depends on; its parts depend on each other, and on nothing around it."""
+        names: set[Dependency] = set()
+        for dependency in dependencies(self.parts):
+            if dependency.root not in _ROOTS_OF_PARTS:
+                names.add(dependency)
+        return frozenset(names)
+
+    def leaves(self) -> Iterator[ItemType]:
+        for part in self.parts.values():
+            yield from part.leaves()
 
     def for_function(self) -> Self:
         parts = {name: part.for_function() for name, part in self.parts.items()}
@@ -115,20 +138,29 @@ class Record(ItemType):
 
     @property
     def expected(self) -> str:
-        return f"a dict of {' and '.join(self.parts)}"
+        names: list[str] = []
+        for name, part in self.parts.items():
+            names.append(f"perhaps {name}" if part.is_optional else name)
+        return f"a dict of {' and '.join(names)}"
 
     def canonical(self, value: object, where: str) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             remedy = "A list or tuple is several items."
             raise InputError(where, self.expected, describe(value), remedy)
-        if value.keys() != self.parts.keys():
+        if not self._has_names(value.keys()):
             raise InputError(where, self.expected, f"one of {brief(list(value))}")
         record: dict[str, Any] = {}
         for name in self.parts:
             item_type = self.part(name, record)
-            part = item_type.canonical(value[name], f"{where}.{name}")
+            part = item_type.canonical(value.get(name), f"{where}.{name}")
             record[name] = getattr(part, "media", part)  # vLLM wraps decoded images
         return record
+
+    def _has_names(self, names: Iterable[Any]) -> bool:
+        """Return whether names are those of the parts; optional ones may be missing."""
+        missing_names = set(self.parts).difference(names)
+        is_known = self.parts.keys() >= set(names)
+        return is_known and all(self.parts[name].is_optional for name in missing_names)
 
     def facts(self, value: Mapping[str, Any], index: int) -> SimpleNamespace:
         return SimpleNamespace(index=index, **self._facts_of_parts(value))
@@ -139,15 +171,16 @@ class Record(ItemType):
 
     def check_facts(self, facts: Facts, where: str) -> SimpleNamespace:
         self._check_facts_class(facts, where)
-        parts: Mapping[str, Facts] = getattr(facts, "parts", {})
-        if parts.keys() != self.parts.keys():
+        parts: Mapping[str, Any] = getattr(facts, "parts", {})
+        if not self._has_names(parts):
             raise InputError(where, f"facts of {self.expected}", brief(list(parts)))
         checked: dict[str, SimpleNamespace] = {}
         for name in self.parts:
             item_type = self.parts[name]
             if self._scope is not None and dependencies(item_type):
                 item_type = self._bind_after(name, checked)
-            checked[name] = item_type.check_facts(parts[name], f"{where}.{name}")
+            facts_of_part: Any = parts.get(name)  # None for an optional part
+            checked[name] = item_type.check_facts(facts_of_part, f"{where}.{name}")
         return SimpleNamespace(**checked)
 
     def _facts_of_parts(self, value: Mapping[str, Any]) -> dict[str, SimpleNamespace]:
@@ -230,6 +263,10 @@ class Record(ItemType):
                 for part in make(name, self.part(name, record)):
                     longer.append({**record, name: part})
             records = longer
+            if len(records) > _MAX_COMBINATIONS:
+                expected = f"at most {_MAX_COMBINATIONS} combinations of largest and absent parts"
+                remedy = "Make a List of parts of one kind."
+                raise SpecError("Record", expected, f"more with {name}", remedy)
         return records
 
     def schema(self) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -10,12 +12,20 @@ from hypothesis import strategies as st
 
 from ...errors import InputError
 from ...language.items.base import get_ends
+from ...language.items.lists import List
+from ...language.items.optional import OptionalPart
 from ...language.layout import as_text
 from ...plan.plan import Plan
 from .. import vllm_path
 from ..law import Case, Refused, law
 from ..strategies import PlainSample, Request, can_spell
 from ..subject import Subject, special_texts
+
+_KEY = re.compile(r"\.(\w+)|\[(\d+)\]")
+"""One step of a path in an item: ``.name`` or ``[0]``."""
+
+_MOST_ELEMENTS = 64
+"""Elements of the longest list that is made too long."""
 
 
 @law(cost=4)
@@ -111,45 +121,79 @@ def _find_wrong_items(subject: Subject, name: str, values: list[Any]) -> Iterato
         yield replace_last(None, f"None as an item of {name}")
     if not isinstance(last, str):
         yield replace_last("text", f"a text as an item of {name}")
-    if isinstance(last, dict):
-        part = next(iter(last))
-        without_part = dict(last)
-        del without_part[part]
-        yield replace_last(without_part, f"an item of {name} without {part}")
-        yield replace_last({**last, part: None}, f"None as {part} of {name}")
-        yield replace_last({**last, "no_such_part": 1}, f"an unknown part in {name}")
     yield replace_last(object(), f"an object as an item of {name}")
     kind: Any = None
     if subject.plan is not None:
         kind = subject.plan.modalities[name].item
-    if isinstance(last, dict):
-        for part, value in last.items():
-            part_kind = None
-            if kind is not None and isinstance(value, torch.Tensor):
-                part_kind = kind.part(part, kind.canonical(last, part))
-            for wrong in _find_wrong_tensors(part_kind, value):
-                item = {**last, part: wrong.tensor}
-                yield replace_last(item, f"{wrong.description} in {part} of {name}")
-    else:
-        for wrong in _find_wrong_tensors(kind, last):
-            yield replace_last(wrong.tensor, f"{wrong.description} in an item of {name}")
+    for wrong in _find_wrong_values(kind, last):
+        place = wrong.place.removeprefix(".") or "an item"
+        yield replace_last(wrong.value, f"{wrong.description} in {place} of {name}")
 
 
-class _WrongTensor(NamedTuple):
-    tensor: torch.Tensor
+class _WrongValue(NamedTuple):
+    """A malformed value in place of a well-formed one.
+
+    Attributes:
+        value: the whole value.
+        description: what is wrong.
+        place: the path of what is wrong in it, as `ItemType.texts` has it; empty for itself.
+    """
+
+    value: Any
     description: str
+    place: str = ""
 
 
-def _find_wrong_tensors(kind: Any, value: Any) -> Iterator[_WrongTensor]:
-    """Yield tensors in place of a well-formed one; none in place of another value.
+def _find_wrong_values(kind: Any, value: Any) -> Iterator[_WrongValue]:
+    """Yield malformed values in place of a well-formed one.
 
     Args:
         kind: the item type of the value; None for an item of a hand-written processor.
         value: the well-formed value.
     """
-    if not isinstance(value, torch.Tensor):
-        return
-    yield _WrongTensor(torch.stack([value, value])[None], "a wrong shape")
+    if isinstance(kind, OptionalPart):
+        kind = kind.item
+    if isinstance(value, dict):
+        yield from _find_wrong_records(kind, value)
+    elif isinstance(value, list) and isinstance(kind, List):
+        yield from _find_wrong_lists(kind, value)
+    elif isinstance(value, torch.Tensor):
+        yield from _find_wrong_tensors(kind, value)
+
+
+def _find_wrong_records(kind: Any, value: dict[str, Any]) -> Iterator[_WrongValue]:
+    for part in value:
+        if kind is None or not kind.parts[part].is_optional:
+            without_part = dict(value)
+            del without_part[part]
+            yield _WrongValue(without_part, f"no {part}")
+            yield _WrongValue({**value, part: None}, f"None as {part}")
+            break
+    yield _WrongValue({**value, "no_such_part": 1}, "an unknown part")
+    for part, part_value in value.items():
+        part_kind = None
+        if kind is not None:
+            part_kind = kind.part(part, kind.canonical(value, part))
+        for wrong in _find_wrong_values(part_kind, part_value):
+            item = {**value, part: wrong.value}
+            yield _WrongValue(item, wrong.description, f".{part}{wrong.place}")
+
+
+def _find_wrong_lists(kind: List, value: list[Any]) -> Iterator[_WrongValue]:
+    if value:
+        last_place = f"[{len(value) - 1}]"
+        yield _WrongValue([*value[:-1], None], "None as an element")
+        for wrong in _find_wrong_values(kind.element, value[-1]):
+            item = [*value[:-1], wrong.value]
+            yield _WrongValue(item, wrong.description, last_place + wrong.place)
+        if kind.most < _MOST_ELEMENTS:
+            yield _WrongValue(value[:1] * (kind.most + 1), "too many elements")
+    if kind.least > 0:
+        yield _WrongValue(value[: kind.least - 1], "too few elements")
+
+
+def _find_wrong_tensors(kind: Any, value: torch.Tensor) -> Iterator[_WrongValue]:
+    yield _WrongValue(torch.stack([value, value])[None], "a wrong shape")
     wrong_numbers: dict[str, float] = {}
     if value.is_floating_point():
         wrong_numbers["NaN"] = torch.nan
@@ -166,7 +210,7 @@ def _find_wrong_tensors(kind: Any, value: Any) -> Iterator[_WrongTensor]:
         else:
             tensor = value.double()
         tensor.view(-1)[0] = number
-        yield _WrongTensor(tensor, description)
+        yield _WrongValue(tensor, description)
 
 
 # -- special tokens in texts -----------------------------------------------------------------------
@@ -183,18 +227,13 @@ def _check_special_tokens_in_texts(case: Case, plan: Plan, request: Request, nam
     special = special_texts(plan)
     value = kind.canonical(request.items[name][0].value(), name)
     for place, drawn_text in kind.texts(value):
-        part = place.removeprefix(".")
-        text_kind = kind
-        if part:
-            text_kind = kind.part(part, value)
+        text_kind, replace_text = _find_place(kind, value, place)
         fitting = [word for word in special if can_spell(text_kind, word, len(drawn_text))]
         if not fitting:
             continue
         word = case.draw(st.sampled_from(sorted(fitting)))
-        item: Any = word + drawn_text[len(word) :]
-        if part:
-            item = {**value, part: item}
-        description = f"{word!r} in {part or 'a text'} of {name}"
+        item = replace_text(word + drawn_text[len(word) :])
+        description = f"{word!r} in {place.removeprefix('.') or 'a text'} of {name}"
         ids = case.attempt(_find_layout, case.subject, request, name, item)
         if isinstance(ids, Refused):
             continue
@@ -205,6 +244,42 @@ def _check_special_tokens_in_texts(case: Case, plan: Plan, request: Request, nam
         if count > count_before:
             tokens = f"{count} of this token, and {count_before}"
             case.fail(f"{description}: the layout has {tokens} with another text")
+
+
+def _find_place(kind: Any, value: Any, place: str) -> tuple[Any, Callable[[str], Any]]:
+    """Return the item type of a text in an item, and a function that puts another text there.
+
+    Args:
+        kind: the item type.
+        value: the canonical item.
+        place: the path of the text, as `ItemType.texts` has it.
+    """
+
+    def replace_text(text: str) -> Any:
+        return _replace_at(value, keys, text)
+
+    keys: list[Any] = []
+    inner_kind, inner_value = kind, value
+    for name, position in _KEY.findall(place):
+        if name:
+            keys.append(name)
+            inner_kind = inner_kind.part(name, inner_value)
+        else:
+            keys.append(int(position))
+            inner_kind = inner_kind.element
+        inner_value = inner_value[keys[-1]]
+        if isinstance(inner_kind, OptionalPart):
+            inner_kind = inner_kind.item
+    return inner_kind, replace_text
+
+
+def _replace_at(value: Any, keys: Sequence[Any], new: Any) -> Any:
+    """Return a copy of nested dicts and lists with another value at a path."""
+    if not keys:
+        return new
+    changed = copy(value)
+    changed[keys[0]] = _replace_at(value[keys[0]], keys[1:], new)
+    return changed
 
 
 def _find_layout(subject: Subject, request: Request, name: str, item: Any) -> list[int]:

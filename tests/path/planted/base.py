@@ -19,6 +19,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from mmkit import (
     Image,
+    List,
     Modality,
     ModelSpec,
     MultiModalModel,
@@ -33,6 +34,7 @@ from mmkit import (
     between,
     cfg,
     constant,
+    each,
     embed,
     fields,
     flat,
@@ -40,7 +42,9 @@ from mmkit import (
     item,
     kwargs,
     literal,
+    optional,
     tok,
+    where,
 )
 from mmkit import replace as replaces
 from mmkit.plan.soundness import compute_largest_magnitude
@@ -160,6 +164,30 @@ PAGE = ModelSpec(
         embeds=False,
     ),
 )
+
+
+def join_strokes(items: Any, scope: Any) -> dict[str, Any]:
+    """Join the strokes of each drawing, behind its mark or a mark of zeros."""
+    drawings = []
+    for value in items:
+        mark = torch.zeros(1, 2) if value["mark"] is None else value["mark"].reshape(1, 2)
+        drawings.append(torch.cat([mark, *value["strokes"]]))
+    return {"drawing": drawings}
+
+
+LISTED = ModelSpec(
+    "listed",
+    frames(
+        item=Record(strokes=List(Tensor((between(1, 3), 2)), most=3), mark=optional(Tensor((2,), bound=2.0))),
+        layout=embed(tok["<pad>"])
+        + each(item.strokes.elements, lambda stroke: tok["<open>"] + embed(tok["<pad>"]) * stroke.length)
+        + where(item.mark, tok["<close>"], []),
+        fields={"drawing": batched()},
+        process=join_strokes,
+        embeds=False,
+    ),
+)
+"""A list of strokes, and perhaps a mark."""
 
 
 def frames_with_notes(encode: Callable[[Any, str], list[int]]) -> Modality:

@@ -12,7 +12,7 @@ from vllm.multimodal.parse import ProcessorBatchItems
 from mmkit import Tensor, between, embed, item, tok
 from mmkit.testing import Subject
 
-from .base import llava
+from .base import LISTED, llava
 from .bug import (
     override_step,
     planted,
@@ -72,6 +72,16 @@ def hash_of_the_shape() -> Subject:
             part.hash = f"{part.modality} {tuple(part.value.shape)} {options}"
 
     return with_step("hash_items", hash_items)
+
+
+@planted("identity", r"RecordSample\(seed=.*\) has the same hash")
+def hash_of_the_number_of_elements() -> Subject:
+    def hash_items(correct, plan, hasher, request):
+        options = sorted(request.options.items())
+        for part in request.items:
+            part.hash = f"{len(part.value['strokes'])} {part.value['mark'] is None} {options}"
+
+    return with_step("hash_items", hash_items, LISTED)
 
 
 def parse_any_container(correct, modality, data):

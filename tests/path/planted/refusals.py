@@ -11,7 +11,7 @@ from mmkit import InputError, ModelSpec
 from mmkit.testing import Subject
 from mmkit.vllm_api.items import EmbedItems
 
-from .base import ID, NOTED, PAGE, frames_with_laid_out_notes, frames_with_notes, make_mixed, series
+from .base import ID, LISTED, NOTED, PAGE, frames_with_laid_out_notes, frames_with_notes, make_mixed, series
 from .bug import planted, with_info, with_parser, with_processor
 from .items import parse_any_container
 
@@ -49,6 +49,19 @@ def unknown_modality_ignored() -> Subject:
         return correct(declared, **options)
 
     return with_info("parse_mm_data", parse_mm_data)
+
+
+@planted("refusal", r"too many elements in strokes of frames: accepted")
+def longer_lists_cut_off() -> Subject:
+    def parse_modality(correct, modality, data):
+        cut = []
+        for value in data:
+            if isinstance(value, dict) and isinstance(value.get("strokes"), list):
+                value = {**value, "strokes": value["strokes"][:3]}
+            cut.append(value)
+        return correct(modality, cut)
+
+    return with_parser(parse_modality, LISTED)
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
