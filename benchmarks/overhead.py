@@ -45,14 +45,26 @@ SYSTEMS = (
 )
 """Models of vLLM."""
 
-PARTS = {
+RATIOS = {
     "uncached": "uncached",
     "uncached_own": "uncached, without HF",
     "cached": "cached",
     "prompt_update": "prompt update",
-    "startup": "start-up",
 }
-"""What is measured, with the heads of the table's columns."""
+"""What the table shows as ratios, with the heads of its columns."""
+
+PARTS = (*RATIOS, "startup")
+"""What is measured. The table shows start-up in milliseconds, which happen once, beside the seconds
+that a process takes to start."""
+
+COLUMNS = (
+    "model",
+    *RATIOS.values(),
+    "one request, uncached",
+    "peak memory",
+    "start-up",
+    "start-up by hand",
+)
 
 SIDES = ("generated", "hand_written")
 
@@ -77,26 +89,34 @@ def main(
     for name in measure.show_progress(systems or [*SYSTEMS, *KINDS], "overhead"):
         figures[name] = measure_system(name, rounds)
     report = {"rounds": rounds, "systems": figures, "median": find_medians(figures)}
+    measure.store("overhead", report, COLUMNS, make_rows(report))
+
+
+def make_rows(report: dict[str, Any]) -> list[list[str]]:
+    """Return the rows of the table of a report, one for each model and one for the medians."""
     rows = []
-    for name, parts in figures.items():
+    for name, parts in report["systems"].items():
         row = [name]
-        row.extend(f"{parts[part]['ratio']:.2f}" for part in PARTS)
+        for part in RATIOS:
+            row.append(f"{parts[part]['ratio']:.2f}")
         row.append(f"{parts['uncached']['generated_ms']:.2f} ms")
         peak = parts["peak_kib"]
         row.append(f"{peak['generated'] / peak['hand_written']:.2f}")
+        for side in SIDES:
+            row.append(f"{parts['startup'][f'{side}_ms']:.1f} ms")
         rows.append(row)
     row = ["median"]
-    row.extend(f"{report['median'][part]:.2f}" for part in PARTS)
-    rows.append([*row, "", ""])
-    columns = ["model", *PARTS.values(), "one request, uncached", "peak memory"]
-    measure.store("overhead", report, columns, rows)
+    for part in RATIOS:
+        row.append(f"{report['median'][part]:.2f}")
+    rows.append([*row, "", "", "", ""])
+    return rows
 
 
 def find_medians(figures: dict[str, dict[str, Any]]) -> dict[str, float]:
     """Return the median ratio of each part over the models of vLLM; over all, if there are none."""
     names = [name for name in figures if name in SYSTEMS] or list(figures)
     medians = {}
-    for part in PARTS:
+    for part in RATIOS:
         medians[part] = statistics.median(figures[name][part]["ratio"] for name in names)
     return medians
 
