@@ -160,6 +160,8 @@ class locate_errors(convert_errors):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if error is None:  # nearly always
+            return
         if isinstance(error, SpecError):
             error.prepend(self.where)
         super().__exit__(error_type, error, traceback)

@@ -412,8 +412,9 @@ def later(function: Callable[..., Any]) -> Callable[..., Any]:
 
     A call with an expression among its arguments is recorded; any other call is made. Unlike the
     result of a plain function of a `Scope`, the result depends on the arguments only, so mmkit
-    caches layouts that use it per geometry, and results for plain numbers and strings. The function
-    must return the same for the same arguments.
+    caches layouts that use it per geometry, and results for plain numbers and strings beside
+    objects that the spec is bound to, such as `proc`. The function must return the same for the
+    same arguments.
     """
 
     def call(*args: Any) -> Any:
@@ -671,7 +672,12 @@ def holds(value: Value, scope: Scope) -> bool:
         SpecError: as for `evaluate`, or a value without a truth value, for example a tensor of
             several elements.
     """
-    return bool(evaluate(_record("truth", value), scope))
+    return bool(evaluate(as_condition(value), scope))
+
+
+def as_condition(value: Value) -> Expr:
+    """Return the expression whose value is whether a condition holds; see `holds`."""
+    return _record("truth", value)
 
 
 def to_python(value: Any) -> Any:
@@ -972,7 +978,16 @@ def _compile_get(expr: Expr) -> Compiled:
     return get_entry
 
 
+_MAX_LISTED = 16
+"""Elements of the longest vector of which one is read as that of a list."""
+
+
 def _get_element(holder: Any, key: Any) -> Any:
+    if type(key) is int and _is_short_vector(holder):
+        # such as a grid: to index a tensor takes ten times as long
+        elements = holder.tolist()
+        if -len(elements) <= key < len(elements) and isinstance(elements[key], int):
+            return elements[key]
     element = holder[key]
     if getattr(element, "ndim", None) != 0:
         return element
@@ -981,6 +996,13 @@ def _get_element(holder: Any, key: Any) -> Any:
     if isinstance(number, int):
         return number
     return element
+
+
+def _is_short_vector(holder: Any) -> bool:
+    """Return whether a value is a tensor or an array of one dimension with a few elements."""
+    if not hasattr(type(holder), "tolist"):  # as of tensors and arrays
+        return False
+    return holder.ndim == 1 and len(holder) <= _MAX_LISTED
 
 
 def _explain_element(expr: Expr, error: Exception, holder: Any, key: Any) -> str:
@@ -1005,20 +1027,49 @@ _CACHEABLE_TYPES = frozenset({bool, int, float, str, type(None)})
 are interchangeable."""
 
 
-@lru_cache(maxsize=1024, typed=True)
-def _call_cached(function: Callable[..., Any], *args: Any) -> Any:
-    return function(*args)
+_MAX_CACHED_CALLS = 256
+"""Results that are cached of each recorded call."""
 
 
-def _call(function: Callable[..., Any], *args: Any) -> Any:
-    for arg in args:
-        if type(arg) not in _CACHEABLE_TYPES:
-            return function(*args)
-    return _call_cached(function, *args)
+def _compile_call(expr: Expr) -> Compiled:
+    """Compile a recorded call. Its results for numbers and strings are cached.
 
+    Operands that are constants may be any objects, for example the Hugging Face processor that the
+    spec is bound to: a result is cached with the expression, in which they are always the same.
+    """
+    function, *args = expr._args
+    positions: list[int] = []
+    operands: list[Compiled] = []
+    for position, arg in enumerate(args):
+        if isinstance(arg, Expr):
+            positions.append(position)
+            operands.append(arg._compiled)
 
-def _explain_call(expr: Expr, error: Exception, function: Any, *args: Any) -> str:
-    return _explain_values(expr, error, *args)
+    def list_arguments(values: Iterable[Any]) -> list[Any]:
+        arguments = list(args)
+        for position, value in zip(positions, values, strict=True):
+            arguments[position] = value
+        return arguments
+
+    @lru_cache(maxsize=_MAX_CACHED_CALLS, typed=True)
+    def call_cached(*values: Any) -> Any:
+        return function(*list_arguments(values))
+
+    def call(*values: Any) -> Any:
+        for value in values:
+            if type(value) not in _CACHEABLE_TYPES:
+                return function(*list_arguments(values))
+        return call_cached(*values)
+
+    def explain(expr: Expr, error: Exception, *values: Any) -> str:
+        return _explain_values(expr, error, *list_arguments(values))
+
+    guarded_call = _guard_call(expr, call, explain)
+
+    def compute(scope: Scope) -> Any:
+        return guarded_call(*[operand(scope) for operand in operands])
+
+    return compute
 
 
 # the tokenizer
@@ -1202,7 +1253,7 @@ _OPERATIONS = {
     "get": Operation(_compile_get, "{}.get({rest})", (_ATOM, _ANY)),
     "where": Operation(_compile_where, "where({rest})"),
     "truth": Operation(_strict(bool), "{}"),
-    "later": Operation(_strict(_call, _explain_call), "later({})({rest})", (_NAME, _ANY)),
+    "later": Operation(_compile_call, "later({})({rest})", (_NAME, _ANY)),
     "tok[]": Operation(_ask_vocabulary(_find_id), "tok[{rest}]"),
     "tok.text": Operation(_ask_vocabulary(_encode_text), "tok.text({rest})"),
     "tok.has": Operation(_ask_vocabulary(_has_token), "tok.has({rest})"),

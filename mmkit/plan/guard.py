@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ..errors import InputError, SpecError
 from ..language.layout import ItemTokens
@@ -121,10 +122,7 @@ class PlaceholderGuard:
         Raises:
             InputError: names the modality and how many placeholder ids there are.
         """
-        bare_ids = set()
-        for token, names in self.owners.items():
-            if not any(name in present for name in names):
-                bare_ids.add(token)
+        bare_ids = self._find_ids_without(frozenset(present))
         if bare_ids.isdisjoint(prompt):
             return
         token = min(bare_ids.intersection(prompt))
@@ -134,6 +132,24 @@ class PlaceholderGuard:
         got = f"{count} {word} {describe_ids([token], self.vocabulary)} and no item"
         remedy = f'Send items of "{name}", or leave the placeholders out.'
         raise InputError(f"{self.model}.{name}", "one item per placeholder", got, remedy)
+
+    def _find_ids_without(self, present: frozenset[str]) -> frozenset[int]:
+        """Return the placeholder ids of no modality among these.
+
+        They are found once for each set of modalities that requests have.
+        """
+        ids = self._ids_without.get(present)
+        if ids is None:
+            absent_ids = set()
+            for token, names in self.owners.items():
+                if present.isdisjoint(names):
+                    absent_ids.add(token)
+            ids = self._ids_without[present] = frozenset(absent_ids)
+        return ids
+
+    @cached_property
+    def _ids_without(self) -> dict[frozenset[str], frozenset[int]]:
+        return {}
 
 
 def spell_token(token: int, vocabulary: Vocabulary | None) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 from uuid import uuid4
 
@@ -134,9 +135,7 @@ class ItemHasher:
 
     def _make_digest(self, data: Any = b"") -> Any:
         if self._algorithm == "blake3":
-            from blake3 import blake3  # vLLM brings it
-
-            return blake3(data)
+            return _import_blake3()(data)
         return hashlib.new(self._algorithm, data)
 
     def _digest(self, line: str, data: Any) -> str:
@@ -263,17 +262,34 @@ def _get_pixels(image: Any) -> bytes:
     `tobytes` joins pieces of 64 KiB, which takes seven times as long for an image of 336 x 336
     pixels.
     """
-    from PIL import _imaging
-
     image.load()
     try:
-        encoder = _imaging.raw_encoder(image.mode, image.mode)
+        encoder = _import_imaging().raw_encoder(image.mode, image.mode)
         encoder.setimage(image.im, (0, 0, *image.size))
         _, ended, data = encoder.encode(4 * image.width * image.height + 1)
     except (AttributeError, TypeError):  # a Pillow whose private functions are other ones
         ended = 0
     pixels: bytes = data if ended == 1 else image.tobytes()
     return pixels
+
+
+# An import statement takes as long as to hash a small item, each time.
+
+
+@cache
+def _import_imaging() -> Any:
+    """Return PIL's module in C, which models without images do not load."""
+    from PIL import _imaging
+
+    return _imaging
+
+
+@cache
+def _import_blake3() -> Any:
+    """Return the hash function that vLLM brings."""
+    from blake3 import blake3
+
+    return blake3
 
 
 def _as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -123,6 +123,19 @@ class HFCall:
         return options
 
     @cached_property
+    def accepted_options(self) -> Mapping[str, Any]:
+        """Those of `options` that the processor takes, and with which mmkit calls it.
+
+        They are the same for all requests of a plan.
+
+        Raises:
+            InputError: the options name a fixed argument.
+            SpecError: there is no processor.
+        """
+        _check_fixed_arguments(self)
+        return _choose_options(self)
+
+    @cached_property
     def key(self) -> Hashable:
         """The identity of the call: modalities with equal keys share one, and no others do."""
         key = (self.hf.key, options_key(self.options))
@@ -242,9 +255,8 @@ def call_together(batches: Mapping[HFCall, ItemBatch]) -> Mapping[str, Any]:
         SpecError: there is no processor.
     """
     first = next(iter(batches))
-    _check_fixed_arguments(first)
+    options = first.accepted_options
     inputs = _make_inputs(first, batches)
-    options = _choose_options(first)
     try:
         return first({**inputs, **first.hf.kwargs}, options)
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from ..errors import (
     locate_errors,
     report_as_spec_error,
 )
-from ..language.expr import Scope, evaluate, holds
+from ..language.expr import Scope, as_condition, evaluate
 from ..language.field import HF, Batching, Field, Identity
 from ..language.items import ItemType, flatten_options, select_options
 from ..language.items.tensor import Tensor
@@ -131,10 +132,14 @@ class BoundModality:
         """Whether vLLM may cache each item of a request with `count` of them by itself."""
         if isinstance(self.spec.cacheable, bool):
             return self.spec.cacheable
+        scope = self.static.for_item(SimpleNamespace(count=count), None)
         with locate_errors(f"{self.where}, cacheable"):
-            return holds(
-                self.spec.cacheable, self.static.for_item(SimpleNamespace(count=count), None)
-            )
+            return bool(evaluate(self._cacheable, scope))
+
+    @cached_property
+    def _cacheable(self) -> Any:
+        """The condition of `may_cache`, which is compiled once: each request asks it twice."""
+        return as_condition(self.spec.cacheable)
 
     def make_zeros(self, batch: ItemBatch) -> ProcessedFields | None:
         """Return the fields of the largest items, of zeros; see `FieldProcessor.make_zeros`.

@@ -26,7 +26,7 @@ from . import outline, placing
 from .guard import PlaceholderGuard
 from .hashes import ItemHasher
 from .hf_calls import HFCall, LazyProcessor, call_together
-from .item import Item, group_by_modality, make_batches, make_items
+from .item import Item, group_by_modality, make_batch, make_items
 from .memo import Memo
 from .merging import MergedRuns
 from .modality import BoundModality, CallerIds, Environment
@@ -55,6 +55,9 @@ Prompt: TypeAlias = "str | Sequence[int]"
 
 BatchesByModality: TypeAlias = Mapping[str, ItemBatch]
 """The items of a request, by modality."""
+
+
+_NO_CONTEXT = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -360,8 +363,9 @@ class Plan:
 
         Errors as for `process`.
         """
-        fields = self.process(make_batches(items))
-        for name, items_of_modality in group_by_modality(items).items():
+        groups = group_by_modality(items)
+        fields = self.process({name: make_batch(group) for name, group in groups.items()})
+        for name, items_of_modality in groups.items():
             for item, fields_of_item in zip(items_of_modality, fields[name], strict=True):
                 item.fields = fields_of_item
 
@@ -429,7 +433,7 @@ class Plan:
         It does so only in a plan for options: without them, the spec is sound.
         """
         if not self.guard.is_for_options:
-            return nullcontext()
+            return _NO_CONTEXT
         return report_as_options_error(self.options_where)
 
     def shortest_prompt(self, items: Sequence[Item]) -> list[int]:
@@ -515,7 +519,7 @@ class Plan:
             InputError: an id that is no whole number, or lies outside the vocabulary.
         """
         try:
-            msgspec.convert(prompt, self._type_of_ids)  # one pass in C
+            msgspec.convert([prompt], self._type_of_prompts)  # one pass in C
         except msgspec.ValidationError:
             for position, token in enumerate(prompt):
                 if type(token) is not int or not 0 <= token < self.vocab_size:
@@ -596,8 +600,10 @@ class Plan:
     # -- machinery ---------------------------------------------------------------------------------
 
     @cached_property
-    def _type_of_ids(self) -> Any:
-        return list[Annotated[int, msgspec.Meta(ge=0, lt=self.vocab_size)]]
+    def _type_of_prompts(self) -> Any:
+        """A struct of a prompt: msgspec reads other types anew at each call."""
+        token_id = Annotated[int, msgspec.Meta(ge=0, lt=self.vocab_size)]
+        return msgspec.defstruct("Prompt", [("ids", list[token_id])], array_like=True)
 
     @cached_property
     def _is_raw(self) -> bool:

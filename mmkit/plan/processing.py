@@ -82,11 +82,13 @@ class FieldStep:
         name: the name of the field.
         field: the bound field.
         where: names the field in errors.
+        location: the context of `where`, which each request enters.
     """
 
     name: str
     field: Field
     where: str
+    location: locate_errors
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +174,7 @@ class FieldProcessor:
             if step.name not in self.from_facts:
                 continue
             for position, (fields, scope) in enumerate(zip(parts, scopes, strict=True)):
-                with locate_errors(step.where):
+                with step.location:
                     fields[step.name] = self._derive(step.field, scope, batch.index_of(position))
         return parts
 
@@ -228,7 +230,7 @@ class FieldProcessor:
         else:
             scopes = [self.scopes.static] * len(parts)
         for step in self._steps:
-            with locate_errors(step.where):
+            with step.location:
                 values = self._split(step, raw, batch, scopes, is_in_parts)
             for fields, value in zip(parts, values, strict=True):
                 fields[step.name] = value
@@ -236,7 +238,7 @@ class FieldProcessor:
             for fields, scope in zip(parts, scopes, strict=True):
                 fields[name] = remove_padding(fields[name], corner, scope)
         for step in self._steps_to_check:
-            with locate_errors(step.where):
+            with step.location:
                 for position, (fields, scope) in enumerate(zip(parts, scopes, strict=True)):
                     self._check(step, fields[step.name], scope, batch.index_of(position))
         return parts
@@ -298,7 +300,8 @@ class FieldProcessor:
     def _steps(self) -> Sequence[FieldStep]:
         steps = []
         for name in order_fields(self.fields):
-            steps.append(FieldStep(name, self.fields[name], f"{self.where}, fields[{name!r}]"))
+            where = f"{self.where}, fields[{name!r}]"
+            steps.append(FieldStep(name, self.fields[name], where, locate_errors(where)))
         return steps
 
     @cached_property

@@ -201,12 +201,16 @@ class CacheReader:
                 item.layout = item.cache_entry.layout
 
     def remember_entries(self, cache: Any, items: Sequence[Item]) -> None:
-        """Find the entries of items from now on, as long as the cache keeps them."""
+        """Find the entries of new items from now on, as long as the cache keeps them.
+
+        The other items were found by entries that are remembered already.
+        """
         entries = self._entries.get(cache)
         if entries is None:
             entries = self._entries[cache] = WeakValueDictionary()
         for item in items:
-            entries[item.hash] = item.cache_entry
+            if item.engine_fields is not None:
+                entries[item.hash] = item.cache_entry
 
     def remember_unsent(self, items: Sequence[Item]) -> None:
         """Find the fields of items from now on, as long as their request is on its way."""

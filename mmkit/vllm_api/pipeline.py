@@ -42,6 +42,14 @@ StageTimer: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 """Returns a context that measures one stage, under the name that vLLM has for it."""
 
 
+_NO_CONTEXT = nullcontext()
+
+
+def measure_nothing(stage: str) -> AbstractContextManager[Any]:
+    """Measure no stage: the timer where vLLM keeps no statistics."""
+    return _NO_CONTEXT
+
+
 @dataclass
 class Request:
     """One request, in one form for all releases of vLLM.
@@ -89,7 +97,7 @@ class RequestPipeline:
         self._id_layouts = make_id_layout_cache()
         self._proven_modalities: set[str] = set()
 
-    def run(self, request: Request, timer: StageTimer = nullcontext) -> dict[str, Any]:
+    def run(self, request: Request, timer: StageTimer = measure_nothing) -> dict[str, Any]:
         """Turn a request into vLLM's input for its engine.
 
         Before, vLLM has called `Parser` (step 1), and `Processor.apply` has made the items.

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any, ClassVar
 
@@ -36,7 +35,7 @@ from .hashes import make_hasher
 from .hooks import REQUEST_FIELDS, refuse_dead
 from .info import DummyInputs, ProcessingInfo
 from .items import Parser, make_field_forms
-from .pipeline import Request, RequestPipeline, StageTimer
+from .pipeline import Request, RequestPipeline, StageTimer, measure_nothing
 
 _APPLY_SIGNATURE = inspect.signature(BaseMultiModalProcessor.apply)
 
@@ -79,7 +78,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
         )
         patches.install()
 
-    def render(self, request: Request, timer: StageTimer = nullcontext) -> dict[str, Any]:
+    def render(self, request: Request, timer: StageTimer = measure_nothing) -> dict[str, Any]:
         """Return a request in vLLM's form for its engine; see `RequestPipeline.run`."""
         return self.pipeline.run(request, timer)
 
@@ -124,7 +123,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
                 tokenization=getattr(inputs, "tokenization_kwargs", {}),
                 offloaded=inputs.mm_data_items.offloaded,
             )
-            timer = timing_ctx.record if timing_ctx.enabled else nullcontext
+            timer = timing_ctx.record if timing_ctx.enabled else measure_nothing
             return self.render(request, timer)
 
     if not compat.BUILDER_MAKES_DUMMIES:

@@ -334,6 +334,36 @@ def test_a_call_is_folded_once_its_arguments_are_constants():
     assert calls == [(3, 5), (3, 4)]
 
 
+def test_a_call_of_a_bound_object_is_cached_per_numbers():
+    calls = []
+
+    def count(processor, width):
+        calls.append(width)
+        return width // processor.patch
+
+    call = later(count)(proc, item.width)
+    processors = [SimpleNamespace(patch=2), SimpleNamespace(patch=4)]
+    folded = [fold(call, Scope(proc=processor)) for processor in processors]
+    for _ in range(2):
+        values = []
+        for bound in folded:
+            values += [evaluate(bound, Scope(item=SimpleNamespace(width=width))) for width in (8, 16)]
+        assert values == [4, 8, 2, 4]
+    assert calls == [8, 16, 8, 16]
+
+
+@pytest.mark.parametrize("make", [torch.tensor, np.array])
+@pytest.mark.parametrize("numbers", [[7, 8, 9], [1.5, 2.5, 3.5], [True, False, True], list(range(40))])
+def test_an_element_of_a_vector_is_a_number_if_it_is_whole(make, numbers):
+    scope = Scope(fields=Fields(grid=make(numbers)))
+    for key in (0, 2, -1):
+        value = evaluate(fields.grid[key], scope)
+        assert value == numbers[key]
+        assert isinstance(value, int) == isinstance(numbers[key], int)
+    with pytest.raises(SpecError, match=r"has no value: fields\.grid is"):
+        evaluate(fields.grid[len(numbers)], scope)
+
+
 def test_a_call_has_the_name_of_its_function():
     assert later(divmod).__name__ == "divmod"
 

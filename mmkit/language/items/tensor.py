@@ -177,6 +177,9 @@ class Tensor(ItemType):
             inner = inner[0]
         return isinstance(inner, SCALARS)
 
+    def canonical(self, value: object, where: str) -> torch.Tensor:
+        return _copy_if_shared(value, self.convert(value, where))
+
     def convert(self, value: object, where: str) -> torch.Tensor:
         tensor = self._as_fitting_tensor(value, where)
         self._check_values(tensor, where)
@@ -194,7 +197,7 @@ class Tensor(ItemType):
                     self._check_values(torch.stack(tensors), where)
                     items = []
                     for value, tensor in zip(values, tensors, strict=True):
-                        items.append(copy_if_shared(value, self._cast(tensor)))
+                        items.append(_copy_if_shared(value, self._cast(tensor)))
                     return items
         return super().canonical_all(values, where)
 
@@ -368,6 +371,13 @@ class _FactsWithoutText(SimpleNamespace):
             raise AttributeError(name)
         remedy = "Send the item in place of its facts."
         raise NeedsItem(self._where, "the text, which a layout reads", "its length", remedy)
+
+
+def _copy_if_shared(value: object, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a canonical tensor in memory that the caller of a value lacks: itself, or a copy."""
+    if not isinstance(value, torch.Tensor):
+        return tensor  # `_as_tensor` has copied the value
+    return copy_if_shared(value, tensor)  # type: ignore[no-any-return]
 
 
 def _find_length(shape: Sequence[int]) -> int:
