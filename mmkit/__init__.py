@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .model.serving import serve_transformers as serve_transformers
     from .public import *  # noqa: F403
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _IMPORTING_VLLM = {
     "MultiModalModel": ".model.mixin",
