@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from transformers import modeling_outputs
+from transformers import PreTrainedModel, modeling_outputs
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.models.transformers import TransformersForCausalLM
 from vllm.model_executor.models.utils import WeightsMapper
@@ -44,6 +44,8 @@ _MAPS_BY_INSTANCE = hasattr(TransformersForCausalLM, "_create_hf_to_vllm_mapper"
 _REFUSES_OTHER_ATTENTION = hasattr(TransformersForCausalLM, "_create_attention_instances")
 """Whether vLLM refuses a layer that does not call the attention which it puts in, as it does from
 0.30."""
+
+_REPLACEABLE_ATTENTION = "a language model whose attention transformers can replace"
 
 
 def call_on_hf_model(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,6 +84,7 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
         self._where = f"{self.mm_spec.name}, {self.hf_class.__name__}"
         self._check_engine(vllm_config)
         self._head_name = ""
+        self._tie_head(vllm_config.model_config.hf_config)
         with self._make_hf_model():
             super().__init__(vllm_config=vllm_config, prefix=prefix)
         if not _MAPS_BY_INSTANCE:
@@ -126,28 +129,53 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
             SpecError: the class cannot be made without weights, has no head, or has a decoder whose
                 attention vLLM cannot replace.
         """
-        attention = "a language model whose attention transformers can replace"
-        remedy = "Call the attention by ALL_ATTENTION_FUNCTIONS, and set the attribute."
-        expected = "a class whose __init__ reads no values of its parameters, which have none yet"
-        if not self.hf_class._supports_attention_backend:
-            expected = attention
-        with convert_errors(f"{self._where}.__init__", expected):
-            model = self.hf_class._from_config(config, dtype=dtype)
+        model = self._make_without_weights(config, dtype=dtype)
         decoder = _find_decoder(model)
         is_replaceable = getattr(decoder, "_supports_attention_backend", False)
         if not is_replaceable and not _REFUSES_OTHER_ATTENTION:
             got = f"{type(decoder).__name__} without _supports_attention_backend"
-            raise SpecError(self._where, attention, got, remedy)
+            remedy = "Call the attention by ALL_ATTENTION_FUNCTIONS, and set the attribute."
+            raise SpecError(self._where, _REPLACEABLE_ATTENTION, got, remedy)
         self._check_tensors(model)
-        head = model.get_output_embeddings()
+        head = _find_head(model, decoder)
         if head is None:
-            raise SpecError(self._where, "a causal language model with a head", "none")
+            remedy = "Let get_output_embeddings of the class return it."
+            raise SpecError(self._where, "a causal language model with a head", "none", remedy)
         self._head_name = _find_name(model, head)
         model.set_submodule(self._head_name, _HeadInput())
         name_of_decoder = _find_name(model, decoder)
         _subclass_decoder(model, decoder)
         model.get_decoder = lambda: model.get_submodule(name_of_decoder)
         return model
+
+    def _make_without_weights(self, config: Any, **options: Any) -> Any:
+        """Make the author's class on a device that holds no values.
+
+        Raises:
+            SpecError: it reads values, or its attention cannot be replaced.
+        """
+        expected = "a class whose __init__ reads no values of its parameters, which have none yet"
+        if not self.hf_class._supports_attention_backend:
+            expected = _REPLACEABLE_ATTENTION
+        with convert_errors(f"{self._where}.__init__", expected):
+            return self.hf_class._from_config(config, **options)
+
+    def _tie_head(self, config: Any) -> None:
+        """Find whether the author's class shares the weight of its head with the embeddings.
+
+        vLLM reads it from the config. There a model with a language model inside may say otherwise
+        than the language model, and a class with a head of its own may share nothing.
+        """
+        with torch.device("meta"):
+            model = self._make_without_weights(config)
+        head = _find_head(model, _find_decoder(model))
+        embeddings = model.get_input_embeddings()
+        self._has_tied_head = head is not None and head.weight is embeddings.weight
+        config.get_text_config().tie_word_embeddings = self._has_tied_head
+
+    def _get_tie_word_embeddings(self) -> bool:
+        """Return whether the head has the weight of the embeddings; vLLM asks from 0.20 on."""
+        return self._has_tied_head
 
     def _check_tensors(self, model: Any) -> None:
         """Refuse tensors beside the parameters that were computed from parameters.
@@ -368,11 +396,30 @@ class _DecoderStandIn(nn.Module):
 
 
 def _find_decoder(model: Any) -> Any:
-    """Return the module with the layers of the language model."""
+    """Return the module with the layers of the language model.
+
+    That of a model may be a causal language model, which has a decoder itself.
+    """
     decoder = model.get_decoder()
     if decoder is None or decoder is model:
-        decoder = model.base_model
+        return model.base_model
+    if decoder.get_output_embeddings() is not None:
+        return _find_decoder(decoder)
     return decoder
+
+
+def _find_head(model: Any, decoder: nn.Module) -> Any:
+    """Return the head of a model, or of the part of it that has the decoder; None for no head."""
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and _has_module(part, decoder):
+            head = part.get_output_embeddings()
+            if head is not None:
+                return head
+    return None
+
+
+def _has_module(model: nn.Module, part: nn.Module) -> bool:
+    return any(module is part for module in model.modules())
 
 
 def _find_name(model: nn.Module, part: nn.Module) -> str:

@@ -1,12 +1,25 @@
 """The references of the examples as models that vLLM runs as they are."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from transformers import LlamaForCausalLM, LlavaForConditionalGeneration
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    GenerationMixin,
+    LlamaForCausalLM,
+    LlavaForConditionalGeneration,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from examples.llava_like.spec import LLAVA_LIKE
 from examples.series.configuration import WavesConfig
+from examples.series.encoder import PatchEncoder
+from examples.series.spec import WAVES
 from examples.terra.configuration import LlamaActionConfig
 from examples.terra.reference import LlamaActionForCausalLM
 from examples.terra.spec import TERRA
@@ -43,8 +56,77 @@ class OneClassTerraForCausalLM(LlamaActionForCausalLM):
         )
 
 
+class NestedConfig(PreTrainedConfig):
+    """The config of a language model inside that of the whole."""
+
+    model_type = "nested_waves"
+    sub_configs: ClassVar = {"text_config": AutoConfig}
+    channels = 1
+    max_steps = 64
+    steps_per_token = 4
+
+    def __init__(self, text_config: Any = None, **options: Any) -> None:
+        if isinstance(text_config, dict):
+            text_config = AutoConfig.for_model(**text_config)
+        self.text_config = text_config or AutoConfig.for_model("llama")
+        super().__init__(**options)
+
+
+class TrainedForCausalLM(PreTrainedModel, GenerationMixin):
+    """A causal language model inside, as in much code of research: it says nothing of a head."""
+
+    config_class = NestedConfig
+
+    def __init__(self, config: NestedConfig) -> None:
+        super().__init__(config)
+        sizes = WavesConfig(hidden_size=config.text_config.hidden_size, intermediate_size=64)
+        self.encoder = PatchEncoder(sizes)
+        self.language_model = AutoModelForCausalLM.from_config(config.text_config)
+        self.post_init()
+
+    def forward(self, input_ids: Any = None, inputs_embeds: Any = None, **options: Any) -> Any:
+        if inputs_embeds is None:
+            inputs_embeds = self.get_input_embeddings()(input_ids)
+        return self.language_model(inputs_embeds=inputs_embeds, **options)
+
+
+class NestedForCausalLM(MultiModalMixin, TrainedForCausalLM):
+    mm_spec = WAVES
+
+    def embed_series(self, series: Any) -> list[torch.Tensor]:
+        return [self.encoder(item) for item in series]
+
+
+class HeadBesideForCausalLM(MultiModalMixin, PreTrainedModel, GenerationMixin):
+    """A decoder with embeddings that its config shares with a head, and another head."""
+
+    mm_spec = WAVES
+    config_class = NestedConfig
+
+    def __init__(self, config: NestedConfig) -> None:
+        super().__init__(config)
+        sizes = WavesConfig(hidden_size=config.text_config.hidden_size, intermediate_size=64)
+        self.encoder = PatchEncoder(sizes)
+        self.language_model = AutoModel.from_config(config.text_config)
+        self.lm_head = nn.Linear(config.text_config.hidden_size, config.text_config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Any = None, inputs_embeds: Any = None, **options: Any
+    ) -> Any:
+        is_dict = options.pop("return_dict", True)
+        outputs = self.language_model(input_ids=input_ids, inputs_embeds=inputs_embeds, **options)
+        logits = self.lm_head(outputs[0])
+        return CausalLMOutputWithPast(logits=logits) if is_dict else (logits,)
+
+    def embed_series(self, series: Any) -> list[torch.Tensor]:
+        return [self.encoder(item) for item in series]
+
+
 def register() -> None:
     """Tell transformers and vLLM about the models."""
     serve_transformers(f"{__name__}:OneClassLlavaForConditionalGeneration")
     serve_transformers(f"{__name__}:OneClassTerraForCausalLM", LlamaActionConfig)
+    serve_transformers(f"{__name__}:NestedForCausalLM", NestedConfig)
+    serve_transformers(f"{__name__}:HeadBesideForCausalLM", NestedConfig)
     serve_transformers("tests.engine.one_class:OneClassWavesForCausalLM", WavesConfig)
