@@ -56,6 +56,9 @@ def announce(module: str) -> None:
 _claimed: dict[str, str] = {}
 """The modules of vLLM's classes of models of transformers, by architecture."""
 
+_FOLDERS = "transformers_modules"
+"""The package in which transformers puts the code of checkpoint folders."""
+
 _REPLACEABLE = ("vllm.", f"{__name__.rpartition('.')[0]}.testing.")
 """Where a class may be replaced: vLLM's, and those that stand in for a model in tests."""
 
@@ -63,6 +66,11 @@ _REPLACEABLE = ("vllm.", f"{__name__.rpartition('.')[0]}.testing.")
 def is_of_script(module: str) -> bool:
     """Return whether a module is a script, or is generated from a class of a script."""
     return not set(MAIN_MODULES).isdisjoint(module.split("."))
+
+
+def is_of_folder(module: str) -> bool:
+    """Return whether a module is code of a checkpoint folder, or is generated from such code."""
+    return _FOLDERS in module.split(".")
 
 
 def find_registered_module(registered: Any) -> str | None:
@@ -111,7 +119,8 @@ def check_claim(name: str, module: str) -> None:
 
 
 def _refuse_second(name: str, module: str, other: str) -> None:
-    if module == other or is_of_script(module):  # a script may define a class again
+    # a script may define a class again, and each folder brings its own
+    if module == other or is_of_script(module) or is_of_folder(module):
         return
     expected = "one class of this name"
     remedy = "Rename one of them, or leave the plugin of its package out of VLLM_PLUGINS."

@@ -7,17 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoTokenizer
 
 from examples.llava_like.cases import Case
 from examples.llava_like.offline import answer, engine
 from examples.llava_like.reference import Reference
+from examples.series import CHECKPOINT
 from examples.series.spec import WAVES
+from examples.series.untrained import make_model, make_tokenizer
+from examples.series.waves import ANSWER_WORDS, FIRST_TEST_SEED, PROMPT, make_wave
 from mmkit.testing import LAWS, check
 from tests import ROOT
 from tests.engine.llava_like.conftest import cases, checkpoint, tokenizer
-from tests.engine.one_class import copy_checkpoint
+from tests.engine.one_class import OneClassWavesForCausalLM, copy_checkpoint
 from tests.engine.processes import run_python
 from tests.engine.terra.rollouts import generate, generate_by_reference, stack_episodes, start_engine
+from tests.night import one_classes
 from tests.night.one_classes import register
 from tests.path.planted.bug import Bug
 from tests.path.planted.table import BUGS
@@ -83,6 +89,88 @@ def test_layers_shared_by_two_processes(checkpoint: Path, cases: list[Case], tok
     script.write_text(SHARED)
     expected = answer_by_reference(Reference(checkpoint), cases[:12], tokenizer)
     output = run_python(str(script), str(checkpoint), PYTHONPATH=str(ROOT), VLLM_CPU_OMP_THREADS_BIND="0|1")
+    assert json.loads(output.splitlines()[-1]) == expected
+
+
+HEADS = [
+    ("NestedForCausalLM", True, False),
+    ("NestedForCausalLM", False, True),
+    ("HeadBesideForCausalLM", True, False),
+]
+"""A class, and whether the configs of its language model and of the whole say that head and embeddings share a
+weight: what the class does is something else."""
+
+
+@pytest.mark.parametrize(("name", "is_tied_inside", "is_tied_outside"), HEADS)
+def test_a_head_that_the_config_describes_wrongly(
+    name: str, is_tied_inside: bool, is_tied_outside: bool, tmp_path: Path
+) -> None:
+    tokenizer = make_tokenizer()
+    language = make_model(0, len(tokenizer)).config.to_dict() | {"model_type": "llama"}
+    language["tie_word_embeddings"] = is_tied_inside
+    torch.manual_seed(0)
+    config = one_classes.NestedConfig(language, dtype="float32", tie_word_embeddings=is_tied_outside)
+    model = getattr(one_classes, name)(config)
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.2)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    report = check(WAVES, tmp_path, ["logprobs"], model=True, examples=5)
+    assert [result.status for result in report.results] == ["holds"], report
+
+
+FOLDER = """
+from examples.series.configuration import WavesConfig
+from examples.series.spec import WAVES
+from mmkit import ModelSpec
+from tests.engine.one_class import OneClassWavesForCausalLM
+
+SPEC = ModelSpec("folder", WAVES["series"])
+
+
+class FolderConfig(WavesConfig):
+    model_type = "folder_waves"
+
+
+class FolderForCausalLM(OneClassWavesForCausalLM):
+    mm_spec = SPEC
+    config_class = FolderConfig
+"""
+
+SERVED_BY_CODE = """
+import json, sys
+from examples.series.offline import answer, engine
+from examples.series.waves import FIRST_TEST_SEED, make_wave
+
+if __name__ == "__main__":
+    series = [make_wave(seed).series for seed in range(FIRST_TEST_SEED, FIRST_TEST_SEED + 30)]
+    with engine(sys.argv[1], enforce_eager=True, trust_remote_code=True) as llm:
+        print(json.dumps(answer(llm, series)))
+"""
+
+
+def write_folder_with_code(folder: Path) -> Path:
+    """Write the checkpoint of the series, with its class and spec as code."""
+    copy_checkpoint(folder, "FolderForCausalLM")
+    (folder / "modeling_waves.py").write_text(FOLDER)
+    config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = "folder_waves"
+    names = {"AutoConfig": "FolderConfig", "AutoModelForCausalLM": "FolderForCausalLM"}
+    config["auto_map"] = {key: f"modeling_waves.{name}" for key, name in names.items()}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_class_that_the_folder_brings_as_code(tmp_path: Path) -> None:
+    folder = write_folder_with_code(tmp_path / "waves-1.5")
+    script = tmp_path / "served_by_code.py"
+    script.write_text(SERVED_BY_CODE)
+    variables = {"PYTHONPATH": str(ROOT), "VLLM_PLUGINS": "mmkit", "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    output = run_python(str(script), str(folder), **variables)
+    model = OneClassWavesForCausalLM.from_pretrained(CHECKPOINT).eval()
+    processor = WAVES.hf_processor(model.config, AutoTokenizer.from_pretrained(CHECKPOINT))
+    series = [make_wave(seed).series for seed in range(FIRST_TEST_SEED, FIRST_TEST_SEED + 30)]
+    expected = [model.answer(processor, PROMPT, item, ANSWER_WORDS) for item in series]
     assert json.loads(output.splitlines()[-1]) == expected
 
 
