@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -229,6 +230,15 @@ _READERS: Mapping[str, Callable[[Path], Any]] = {
 
 
 # -- what is printed -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding: its topic, a sentence, and the remedy, empty where nothing is wrong."""
+
+    topic: str
+    text: str
+    remedy: str = ""
 
 
 @contextmanager

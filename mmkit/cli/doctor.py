@@ -1,4 +1,7 @@
-"""``mmkit doctor``: what is installed, what of it cannot work, and what to do about it."""
+"""``mmkit doctor``: what is installed, what of it cannot work, and what to do about it.
+
+`mmkit.cli.folder` says the same of the folder of a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import os
 import platform
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +23,7 @@ from ..model_spec import ModelSpec
 from ..plugin import VARIABLE
 from .common import (
     FOLDER,
+    Finding,
     Trust,
     count_noun,
     describe_error,
@@ -28,38 +31,41 @@ from .common import (
     find_shipped,
     open_checkpoint,
 )
+from .folder import examine_folder
 
 PLUGINS = "vllm.general_plugins"
 MEDIA = ("torchvision", "torchaudio", "torchcodec")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One finding: its topic, a sentence, and the remedy, empty where nothing is wrong."""
-
-    topic: str
-    text: str
-    remedy: str = ""
-
-
 def doctor(
-    spec: Annotated[
+    target: Annotated[
         str | None,
-        Argument(metavar="[SPEC]", help="A spec to look at as well, as package.module:SPEC."),
+        Argument(
+            metavar="[DIR|SPEC]",
+            help="The folder of a checkpoint, or a spec as package.module:SPEC.",
+        ),
     ] = None,
     config: Annotated[Path | None, FOLDER] = None,
     trust_remote_code: Trust = False,
 ) -> None:
     """Examine this environment and say what to mend. Exit status 1 if there is something.
 
-    With a spec and a checkpoint it says as well whether text around items has other ids where a
-    program tokenizes it apart.
+    With the folder of a checkpoint it says as well what the folder has, what it lacks to be served,
+    and the next step. With a spec and a checkpoint it says whether text around items has other ids
+    where a program tokenizes it apart.
     """
-    if (spec is None) != (config is None):
+    is_folder = target is not None and Path(target).exists()
+    if is_folder and config is not None:
+        raise MmkitError(
+            "doctor", "a folder alone, or a spec and --config", "a folder and --config"
+        )
+    if not is_folder and (target is None) != (config is None):
         raise MmkitError("doctor", "a spec and --config, or neither", "one of them")
     findings = examine()
-    if spec is not None and config is not None:
-        findings += examine_spec(spec, config, trust_remote_code=trust_remote_code)
+    if target is not None and is_folder:
+        findings += examine_folder(target, trust_remote_code=trust_remote_code)
+    elif target is not None and config is not None:
+        findings += examine_spec(target, config, trust_remote_code=trust_remote_code)
     num_faults = 0
     for finding in findings:
         if finding.remedy:
@@ -67,7 +73,10 @@ def doctor(
             print(f"✗ {finding.topic}: {finding.text}\n  → {finding.remedy}")
         else:
             print(f"✓ {finding.topic}: {finding.text}")
-    if num_faults:
+    if not num_faults and is_folder:
+        trust = " --trust-remote-code" if trust_remote_code else ""
+        print(f"\nNothing to mend. Next: python -m mmkit.serve {target}{trust}")
+    elif num_faults:
         print(f"\n{count_noun(num_faults, 'thing')} to mend.")
     else:
         print("\nNothing to mend.")

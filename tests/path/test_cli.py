@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copy
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from PIL import Image as PILImage
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import Cohere2Config, GPTNeoXConfig, Olmo2Config, PhiConfig, Qwen2Config, StableLmConfig
 from typer.testing import CliRunner
@@ -23,6 +25,7 @@ from vllm import ModelRegistry
 import mmkit
 from examples import series
 from examples.gallery.blip2 import BLIP2
+from examples.series.reference import WavesForCausalLM
 from examples.terra import CHECKPOINT
 from mmkit import (
     Audio,
@@ -42,6 +45,7 @@ from mmkit import (
 )
 from mmkit.cli import common, doctor
 from mmkit.cli.commands import SUBCOMMANDS, app
+from mmkit.cli.folder import examine_folder, examine_weights
 from mmkit.cli.show import describe_item
 from mmkit.errors import MmkitError, SpecError
 from mmkit.language.expr import ceil_div, item
@@ -638,6 +642,51 @@ def test_the_exit_status_is_that_something_is_to_be_mended(
 def test_a_spec_is_shown_with_how_text_around_items_is_tokenized(command: str) -> None:
     output = invoke(command, "examples.series.spec:WAVES", "--config", str(series.CHECKPOINT)).output
     assert "Text before and after an item has the same ids tokenized apart, in 216 prompts." in output
+
+
+def test_the_doctor_describes_a_folder() -> None:
+    findings = {finding.topic: finding for finding in examine_folder(str(series.CHECKPOINT))}
+    assert findings["model"].text == "vLLM runs examples.series.model.WavesForCausalLM."
+    assert findings["spec"].text == "waves, of the class: items of series."
+    assert findings["weights"].text == "34 tensors in 1 file."
+    assert not any(finding.remedy for finding in findings.values())
+
+
+FOLDERS: list[tuple[dict[str, Any], str, str]] = [
+    ({"architectures": ["NoSuchForCausalLM"]}, "model", "Neither vLLM, transformers nor an installed plugin has "
+        "NoSuchForCausalLM."),
+    ({"architectures": ["VipLlavaForConditionalGeneration"]}, "model", "transformers has "
+        "VipLlavaForConditionalGeneration, and vLLM lacks it."),
+    ({"auto_map": {"AutoModel": "modeling.WavesForCausalLM"}, "architectures": ["FolderForCausalLM"]}, "weights",
+        "None."),
+    ({"auto_map": {"AutoModelForCausalLM": "modeling.FolderForCausalLM"}, "architectures": ["FolderForCausalLM"]},
+        "model", "FolderForCausalLM is code of the folder, which was not run."),
+    ({"model_type": "no_such"}, "config", "model_type no_such, architecture WavesForCausalLM: ValueError: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "topic", "sentence"), FOLDERS, ids=[topic for _, topic, _ in FOLDERS])
+def test_the_doctor_says_what_a_folder_lacks(values: dict[str, Any], topic: str, sentence: str, tmp_path: Path) -> None:
+    config = json.loads((series.CHECKPOINT / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | values))
+    findings = [finding for finding in examine_folder(str(tmp_path)) if finding.topic == topic]
+    assert findings[0].text.startswith(sentence)
+    assert findings[0].remedy
+
+
+def test_the_doctor_compares_names_of_weights(tmp_path: Path) -> None:
+    weights = load_file(series.CHECKPOINT / "model.safetensors")
+    weights["extra.weight"] = weights.pop("encoder.up.bias")
+    weights["encoder.down.bias"] = weights["encoder.down.bias"][:4].clone()
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    copy(series.CHECKPOINT / "config.json", tmp_path)
+    findings = list(examine_weights(tmp_path, WavesForCausalLM))
+    assert [finding.text for finding in findings] == [
+        "Not there, and WavesForCausalLM has them: encoder.up.bias.",
+        "There, and WavesForCausalLM has no place for them: extra.weight.",
+        "Of another shape than in WavesForCausalLM: encoder.down.bias.",
+    ]
+    assert all(finding.remedy for finding in findings)
 
 
 def test_the_doctor_wants_a_checkpoint_for_a_spec() -> None:
