@@ -45,6 +45,8 @@ DOCSTRINGS = {
     "items": [
         "mmkit.Tensor",
         "mmkit.Record",
+        "mmkit.List",
+        "mmkit.optional",
         "mmkit.Text",
         "mmkit.Image",
         "mmkit.Video",
