@@ -38,7 +38,7 @@ export TORCHINDUCTOR_CACHE_DIR ?= $(abspath $(VENV))/cache/inductor
 # empty is unset: without bytecode each of the many processes of the tests compiles all of mmkit
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv openpi demo serve-demo drive drive-demo vowels robot test test-fast test-thorough night evening page fresh soak matrix survey mutants bench docs words lint format changelog release wheel-test clean distclean
+.PHONY: help venv openpi sglang demo serve-demo drive drive-demo vowels robot test test-fast test-thorough night evening page fresh soak matrix survey mutants bench docs words lint format changelog release wheel-test clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
@@ -51,6 +51,7 @@ help:
 	@echo "             in TEST_JOBS=3 processes; make test-thorough draws ten times the examples"
 	@echo "make night   run the tests that take minutes each (tests/night)"
 	@echo "make openpi  only the environment of openpi's client, which make night and make evening need"
+	@echo "make sglang  an environment with SGLang, for its tests of make night (3 GB)"
 	@echo "make evening those of them that continuous integration runs"
 	@echo "make page    the test of Terra's page in a browser, which needs chromium, chromedriver and nginx"
 	@echo "make fresh   make test as on a machine where nothing ever ran; what it leaves behind is a failure"
@@ -183,6 +184,21 @@ openpi: $(VENV)/openpi/.installed
 $(VENV)/openpi/.installed: requirements/openpi.txt $(VENV)/.requirements
 	$(BIN)/python -m venv --clear $(@D)
 	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+	@touch $@
+
+# SGLang pins other versions than vLLM. On a CPU it lacks its kernels: see tools/fix_sglang_environment.py.
+# torch brings its libraries where pip sees only the build for CUDA; of the others the list is complete.
+sglang: $(VENV)/sglang/.installed
+
+$(VENV)/sglang/.requirements: requirements/sglang.txt tools/fix_sglang_environment.py
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet $$(grep ^torch== $<)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+	PYTHONPATH=requirements $(@D)/bin/python tools/fix_sglang_environment.py
+	@touch $@
+
+$(VENV)/sglang/.installed: $(VENV)/sglang/.requirements pyproject.toml
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.requirements pyproject.toml examples/pyproject.toml
