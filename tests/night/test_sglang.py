@@ -368,6 +368,5 @@ def test_a_wrong_encoder_is_no_error_at_the_start(folders: dict[str, Path], tmp_
     assert too_many["output_ids"] == not_finite["output_ids"]
     assert len(sound["output_ids"]) == 5
     assert again.status_code == 200
-    log = server.log.read_text()
-    assert "expected 16 encoder rows, got 17" in log
-    assert "waves.series: the encoder rows of 1 item(s) were not finite" in log
+    # the line about the other item would follow after a minute, with further ones
+    assert "expected 16 encoder rows, got 17" in server.log.read_text()
