@@ -10,6 +10,9 @@ from PIL import Image
 
 from examples.reacher import CHECKPOINT
 from examples.reacher.__main__ import SEEDS, load_planner
+from examples.reacher.dream.__main__ import write_lines
+from examples.reacher.dream.places import NUM_PLACES, decode_places, encode_places
+from examples.reacher.environment import ReacherEnv, TrueWorld
 from examples.reacher.film import choose_scenes, count_actions, write_film
 from examples.reacher.report import Result, write_line, write_table
 from examples.reacher.spec import REACHER
@@ -123,3 +126,31 @@ def test_the_stored_run_is_as_good_as_it_has_to_be() -> None:
     assert num_scenes == 900
     assert sum(result.policy for result in RESULTS) >= 0.97 * num_scenes
     assert sum(result.equal for result in RESULTS) == num_scenes
+
+
+def test_the_page_says_how_the_dreams_ended() -> None:
+    report = json.loads((ROOT / "docs" / "data" / "dream.json").read_text())
+    page = (ROOT / "docs" / "how-to" / "robots.md").read_text()
+    assert write_lines(report) in page
+
+
+def test_places_are_within_half_a_square_of_what_they_stand_for() -> None:
+    places = encode_places(SCENES)
+    decoded = decode_places(places, SCENES.targets)
+    assert np.abs(decoded.discs - SCENES.discs).max() <= 1 / NUM_PLACES + 1e-12
+    # an arm that is stretched as far as it reaches may be bent to the other side
+    assert np.linalg.norm(locate_tips(decoded.joints) - locate_tips(SCENES.joints), axis=-1).max() < 2 / NUM_PLACES
+    assert (places[:, -1] == (SCENES.joints[:, 1] >= 0)).all()
+
+
+def test_an_episode_of_the_environment_ends_at_the_disc() -> None:
+    env = ReacherEnv(TrueWorld())
+    observation, info = env.reset(seed=2001)
+    assert env.observation_space.contains(observation)
+    touched = False
+    while not touched:
+        (actions,) = plan_as_expert(info["scene"])
+        assert env.action_space.contains(actions)
+        observation, reward, touched, truncated, info = env.step(actions)
+        assert not truncated or touched
+    assert reward == 1.0
