@@ -21,6 +21,7 @@ from mmkit import (
     Record,
     SpecError,
     Tensor,
+    Video,
     already_expanded,
     any_id,
     batched,
@@ -182,3 +183,18 @@ def test_media_inside_an_item_are_loaded():
     (item,) = read_items(plan, {"audio": [make_item_url("scene", scene)]})["scene"]
     assert item["views"] == ["image of http://host/a.png"] * 2
     assert item["size"].tolist() == [1.0, 1.0]
+
+
+def test_the_file_of_a_video_is_refused():
+    modality = Modality(
+        "video",
+        item=Video((2, 8, 8)),
+        layout=embed(5),
+        update=already_expanded(),
+        fields={"size": batched()},
+        process=lambda items, scope: {"size": [torch.ones(2) for _ in items]},
+    )
+    plan = ModelSpec("pair", modality).bind(SimpleNamespace(vocab_size=9))
+    sentence = r"video_data\[0\]: expected the frames of a video as an item of the modality, got the file of a video\."
+    with pytest.raises(InputError, match=sentence):
+        read_items(plan, {"video": ["data:video/mp4;base64,AAAA"]})
