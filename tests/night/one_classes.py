@@ -13,9 +13,11 @@ from transformers import (
     LlavaForConditionalGeneration,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen2VLForConditionalGeneration,
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from examples.gallery.qwen2_vl import QWEN2_VL
 from examples.llava_like.spec import LLAVA_LIKE
 from examples.series.configuration import WavesConfig
 from examples.series.encoder import PatchEncoder
@@ -54,6 +56,18 @@ class OneClassTerraForCausalLM(LlamaActionForCausalLM):
         return LlamaForCausalLM.forward(
             self, inputs_embeds=inputs_embeds + positions, position_ids=position_ids, **options
         )
+
+
+class OneClassQwen2VLForConditionalGeneration(MultiModalMixin, Qwen2VLForConditionalGeneration):
+    """Qwen2-VL of transformers, with positions in three dimensions."""
+
+    mm_spec = QWEN2_VL
+
+    def embed_image(self, pixel_values: torch.Tensor, image_grid_thw: torch.Tensor) -> list[torch.Tensor]:
+        return list(self.get_image_features(pixel_values, image_grid_thw).pooler_output)
+
+    def embed_video(self, pixel_values_videos: torch.Tensor, video_grid_thw: torch.Tensor) -> list[torch.Tensor]:
+        return list(self.get_video_features(pixel_values_videos, video_grid_thw).pooler_output)
 
 
 class NestedConfig(PreTrainedConfig):
@@ -126,6 +140,7 @@ class HeadBesideForCausalLM(MultiModalMixin, PreTrainedModel, GenerationMixin):
 def register() -> None:
     """Tell transformers and vLLM about the models."""
     serve_transformers(f"{__name__}:OneClassLlavaForConditionalGeneration")
+    serve_transformers(f"{__name__}:OneClassQwen2VLForConditionalGeneration")
     serve_transformers(f"{__name__}:OneClassTerraForCausalLM", LlamaActionConfig)
     serve_transformers(f"{__name__}:NestedForCausalLM", NestedConfig)
     serve_transformers(f"{__name__}:HeadBesideForCausalLM", NestedConfig)

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoProcessor, AutoTokenizer, Qwen2VLForConditionalGeneration
+from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
 
 from examples.llava_like.cases import Case
 from examples.llava_like.offline import answer, engine
@@ -25,9 +27,12 @@ from tests.engine.processes import run_python
 from tests.engine.terra.rollouts import generate, generate_by_reference, stack_episodes, start_engine
 from tests.night import one_classes
 from tests.night.one_classes import register
+from tests.night.test_llava_like import merge_adapter
+from tests.night.test_models import IMAGE, IMAGES, NUM_TOKENS, write_model
 from tests.path.planted.bug import Bug
 from tests.path.planted.table import BUGS
 from tests.path.test_planted_bugs import check_bug, name_bug
+from tools.features import parts
 
 __all__ = ["cases", "checkpoint", "tokenizer"]
 
@@ -92,6 +97,38 @@ def test_layers_shared_by_two_processes(checkpoint: Path, cases: list[Case], tok
     assert json.loads(output.splitlines()[-1]) == expected
 
 
+def test_positions_in_three_dimensions(engines: ExitStack, tmp_path: Path) -> None:
+    model = write_model(tmp_path, "qwen2_vl", Qwen2VLForConditionalGeneration, seed=2)
+    processor = AutoProcessor.from_pretrained(tmp_path)
+    never = [model.config.image_token_id, model.config.video_token_id]
+    requests = []
+    expected = []
+    for text, images in ((f"what is {IMAGE}?", IMAGES[:1]), (f"a {IMAGE} and {IMAGE}{IMAGE} differ", IMAGES)):
+        requests.append({"prompt": text, "multi_modal_data": {"image": images}})
+        inputs = processor(text=text, images=images, return_tensors="pt")
+        ids = model.generate(**inputs, max_new_tokens=NUM_TOKENS, do_sample=False, suppress_tokens=never)
+        expected.append(ids[0, inputs["input_ids"].shape[1] :].tolist())
+    names = {"architectures": ["OneClassQwen2VLForConditionalGeneration"]}
+    llm = engines.enter_context(engine(tmp_path, seed=0, enforce_eager=True, max_model_len=1024, hf_overrides=names))
+    assert llm.llm_engine.model_config.uses_mrope
+    assert answer(llm, requests, NUM_TOKENS) == expected
+
+
+def test_an_adapter_of_the_language_model(
+    checkpoint: Path, engines: ExitStack, cases: list[Case], tmp_path: Path
+) -> None:
+    adapter = parts.write_adapter(tmp_path / "adapter", checkpoint, "language_model.")
+    merged = merge_adapter(tmp_path / "merged", checkpoint, adapter)
+    requests = [case.request() for case in cases[:6]]
+    options: dict[str, Any] = {"seed": 0, "enforce_eager": True, "hf_overrides": LLAVA}
+    expected = answer(engines.enter_context(engine(merged, **options)), requests)
+    llm = engines.enter_context(engine(checkpoint, enable_lora=True, max_lora_rank=8, **options))
+    greedy = SamplingParams(temperature=0.0, max_tokens=len(expected[0]), ignore_eos=True)
+    results = llm.generate(requests, greedy, lora_request=LoRARequest("adapter", 1, str(adapter)), use_tqdm=False)
+    assert [list(result.outputs[0].token_ids) for result in results] == expected
+    assert answer(llm, requests) != expected
+
+
 HEADS = [
     ("NestedForCausalLM", True, False),
     ("NestedForCausalLM", False, True),
@@ -115,7 +152,7 @@ def test_a_head_that_the_config_describes_wrongly(
         parameter.data.normal_(std=0.2)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    report = check(WAVES, tmp_path, ["logprobs"], model=True, examples=5)
+    report = check(WAVES, tmp_path, laws=["logprobs"], model=True, examples=5)
     assert [result.status for result in report.results] == ["holds"], report
 
 
@@ -165,8 +202,8 @@ def test_a_class_that_the_folder_brings_as_code(tmp_path: Path) -> None:
     folder = write_folder_with_code(tmp_path / "waves-1.5")
     script = tmp_path / "served_by_code.py"
     script.write_text(SERVED_BY_CODE)
-    variables = {"PYTHONPATH": str(ROOT), "VLLM_PLUGINS": "mmkit", "HF_MODULES_CACHE": str(tmp_path / "modules")}
-    output = run_python(str(script), str(folder), **variables)
+    modules = str(tmp_path / "modules")
+    output = run_python(str(script), str(folder), PYTHONPATH=str(ROOT), VLLM_PLUGINS="mmkit", HF_MODULES_CACHE=modules)
     model = OneClassWavesForCausalLM.from_pretrained(CHECKPOINT).eval()
     processor = WAVES.hf_processor(model.config, AutoTokenizer.from_pretrained(CHECKPOINT))
     series = [make_wave(seed).series for seed in range(FIRST_TEST_SEED, FIRST_TEST_SEED + 30)]
