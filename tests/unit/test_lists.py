@@ -129,7 +129,6 @@ FRAMES = np.zeros((2, 4, 5, 3), np.uint8)
         (FILMS, [FRAMES, FRAMES], [[FRAMES], [FRAMES]]),
         (NESTED, [["a"], ["b", "c"]], [[["a"]], [["b"], ["c"]]]),
     ],
-    ids=str,
 )
 def test_a_list_of_elements_is_one_item_and_a_list_of_lists_several(kind: List, single: Any, several: Any) -> None:
     assert len(kind.split(single, PLACE)) == 1

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from examples.server import Server
 from mmkit.serve import Client
-from mmkit.serve.messages import ANTHROPIC, CHAT, RESPONSES, Form
+from mmkit.serve.messages import ANTHROPIC, CHAT, RESPONSES, MessageFormat
 from tests.engine.llava_like.bodies import (
     PICTURES,
     get_data_url,
@@ -71,7 +71,7 @@ MESSAGES = st.lists(PARTS, min_size=1, max_size=3)
 CONVERSATIONS = st.lists(MESSAGES, min_size=1, max_size=3).filter(has_at_most_two_items)
 
 
-def make_messages(form: Form, conversation: Conversation) -> list[Any]:
+def make_messages(form: MessageFormat, conversation: Conversation) -> list[Any]:
     """Return the messages of a body."""
     messages = []
     for parts in conversation:
@@ -80,7 +80,7 @@ def make_messages(form: Form, conversation: Conversation) -> list[Any]:
     return messages
 
 
-def make_part(form: Form, part: Part) -> dict[str, Any]:
+def make_part(form: MessageFormat, part: Part) -> dict[str, Any]:
     if part.kind == "text":
         return {"type": "input_text" if form is RESPONSES else "text", "text": part.content}
     if part.kind == "malformed":
