@@ -19,10 +19,18 @@ AutoConfig.register("waves", WavesConfig, exist_ok=True)
 class WavesForCausalLM(MultiModalModel, LlamaForCausalLM):
     """Its weights have the names of the reference: a Llama's, and `encoder.*` besides."""
 
-    def __init__(self, config: WavesConfig, quant_config: Any = None, prefix: str = "") -> None:
+    def __init__(
+        self,
+        config: WavesConfig,
+        quant_config: Any = None,
+        prefix: str = "",
+    ) -> None:
         super().__init__(config, quant_config, prefix)
         self.encoder = PatchEncoder(config)
 
-    def embed_series(self, series: torch.Tensor | list[torch.Tensor]) -> list[torch.Tensor]:
+    def embed_series(
+        self,
+        series: torch.Tensor | list[torch.Tensor],
+    ) -> list[torch.Tensor]:
         """Encode items (steps, channels) to rows (positions, hidden_size), as many as the layout has positions."""
         return [self.encoder(item) for item in series]
