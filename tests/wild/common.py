@@ -52,6 +52,14 @@ class Expansion:
         self.ids += [token] * count
         self.sources += [(name, len(self.fields[name]) - 1)] * count
 
+    def add_tokens(self, ids: Sequence[int], row: int) -> None:
+        """Append the ids of a text, in which one id stands for a row of the item whose fields were added last."""
+        for token in ids:
+            if token == row:
+                self.add_rows(1, row)
+            else:
+                self.add_ids([token])
+
     def add_item(self, modality: str, **fields: Any) -> None:
         """Append what the encoder receives of an item."""
         self.fields.setdefault(modality, []).append(fields)
@@ -115,7 +123,21 @@ def join_parts(message: Message, marks: Mapping[str, str]) -> str:
     return "".join(texts)
 
 
-# -- the conversation of Vicuna, which many models have ----------------------------------------------------------------
+# -- the conversations of Qwen and Vicuna, which many models have ------------------------------------------------------
+
+
+def make_qwen_template(part: str) -> str:
+    """Return Qwen's conversation in Jinja, without its tools.
+
+    Args:
+        part: an expression for what stands for a part that is no text.
+    """
+    return (
+        "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}{% for part in message.content %}"
+        "{{ part.text if part.type == 'text' else " + part + " }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+
 
 ASSISTANT = (
     "A chat between a curious user and an artificial intelligence assistant. "

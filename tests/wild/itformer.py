@@ -27,16 +27,12 @@ from .common import (
     make_byte_tokenizer,
     make_item_part,
     make_message,
+    make_qwen_template,
     make_text_part,
 )
 
 SYSTEM = "You are a helpful assistant."
-TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}{% for part in message.content %}"
-    "{{ part.text if part.type == 'text' else '<|image_pad|>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-"""Qwen's, without its tools."""
+TEMPLATE = make_qwen_template("'<|image_pad|>'")
 
 
 class ITFormerConfig(Qwen2Config):
@@ -105,11 +101,7 @@ def expand(tokenizer: Any, config: Any, messages: list[Message]) -> Expansion:
     expansion = Expansion()
     expansion.add_item("ts", ts_values=item["series"], query_ids=torch.tensor(query_ids), stage=item["stage"])
     row = tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    for token in tokenizer(prompt, add_special_tokens=False).input_ids:
-        if token == row:
-            expansion.add_rows(1, row)
-        else:
-            expansion.add_ids([token])
+    expansion.add_tokens(tokenizer(prompt, add_special_tokens=False).input_ids, row)
     return expansion
 
 

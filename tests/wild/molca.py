@@ -124,11 +124,7 @@ def expand(tokenizer: Any, config: Any, messages: list[Message]) -> Expansion:
             del graph["smiles"]
             expansion.add_item("molecule", **graph)
             continue
-        for token in tokenizer(piece).input_ids:
-            if token == row:
-                expansion.add_rows(1, row)
-            else:
-                expansion.add_ids([token])
+        expansion.add_tokens(tokenizer(piece).input_ids, row)
     return expansion
 
 

@@ -24,15 +24,11 @@ from .common import (
     make_byte_tokenizer,
     make_item_part,
     make_message,
+    make_qwen_template,
     make_text_part,
 )
 
-TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}{% for part in message.content %}"
-    "{{ part.text if part.type == 'text' else '<|video|>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-"""Qwen's, without its tools."""
+TEMPLATE = make_qwen_template("'<|video|>'")
 
 CODEBOOK_SIZE = 16
 """Codes of each level; of the published model 8,192."""

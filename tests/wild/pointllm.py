@@ -104,11 +104,7 @@ def expand(tokenizer: Any, config: Any, messages: list[Message]) -> Expansion:
     coordinates = coordinates / np.max(np.sqrt(np.sum(coordinates**2, axis=1)))
     expansion.add_item("point", point_clouds=torch.from_numpy(np.concatenate([coordinates, cloud[:, 3:]], axis=1)))
     patch = tokenizer.convert_tokens_to_ids(config.DEFAULT_POINT_PATCH_TOKEN)
-    for token in tokenizer(prompt).input_ids:
-        if token == patch:
-            expansion.add_rows(1, patch)
-        else:
-            expansion.add_ids([token])
+    expansion.add_tokens(tokenizer(prompt).input_ids, patch)
     return expansion
 
 
