@@ -34,6 +34,17 @@ def collect_nothing(generation: int = 2) -> int:
     return 0
 
 
+def run_engines_in_their_processes(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """Let engines that start from now on run in processes of their own, which import the models of `module`.
+
+    An engine that drafts n-grams needs it: n-grams import numba, and in a process that has imported numba vLLM 0.32 and
+    later start no other engine on a CPU.
+    """
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    monkeypatch.setenv("MMKIT_MODULES", module)
+
+
 def run_python(*arguments: str, cwd: Path = ROOT, **variables: str) -> str:
     """Run a Python program that finds models only by their entry points, and return its standard output.
 

@@ -16,7 +16,7 @@ from mmkit import InputError
 from mmkit.model.sampling import sampling_params
 from mmkit.serve.client import Client, RequestError
 from mmkit.vllm_api.errors import Refused
-from tests.engine.processes import engines_in_this_process
+from tests.engine.processes import engines_in_this_process, run_engines_in_their_processes
 from tests.engine.test_series import TEMPLATE
 from tests.unit.common import refuses
 
@@ -147,7 +147,8 @@ def test_preempted_requests_go_on(llm: Any, checkpoint: Path) -> None:
         assert find_illegal_id(ids, **get_marks(outputs, "action")) is None
 
 
-def test_with_drafts_such_an_output_is_refused(checkpoint: Path) -> None:
+def test_with_drafts_such_an_output_is_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_engines_in_their_processes(monkeypatch, "tests.night.outputs_in_text")
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
     sentence = "speaking.outputs.action: expected an engine that confines each position, got one that makes no …"
     with engine(checkpoint, speculative_config=drafts, **ENGINE) as llm:

@@ -18,6 +18,7 @@ from examples.vla.checkpoint import BINS, PADDING, STATISTICS, make_checkpoint
 from mmkit import InputError
 from mmkit.model.sampling import sampling_params
 from mmkit.serve import Client
+from tests.engine.processes import run_engines_in_their_processes
 from tests.unit.common import expect_refusal
 
 from .vla import OVERRIDES, WITH_TABLES
@@ -118,13 +119,8 @@ def test_each_position_of_each_request_has_its_own_ids(vla: Any, outputs: Any) -
 def test_drafts_keep_to_an_output_of_one_range(
     checkpoint: Path, engines: ExitStack, outputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM makes no logits processors for speculative decoding: only `allowed_token_ids` can restrict the ids.
-
-    The engine is in another process, since n-grams import numba: after that, vLLM 0.32 starts no engine on a CPU.
-    """
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
-    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    monkeypatch.setenv("MMKIT_MODULES", "tests.night.vla")
+    """vLLM makes no logits processors for speculative decoding: only `allowed_token_ids` can restrict the ids."""
+    run_engines_in_their_processes(monkeypatch, "tests.night.vla")
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
     options = {"seed": 0, "hf_overrides": OVERRIDES, "speculative_config": drafts}
     llm = engines.enter_context(engine(checkpoint, **options))

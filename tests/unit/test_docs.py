@@ -77,6 +77,14 @@ def test_a_test_makes_each_picture(picture: str) -> None:
         assert any('f"show-{name}.svg"' in text and f'"{of_show[1]}"' in text for text in TESTS)
 
 
+def test_the_menu_of_the_site_leads_to_each_page() -> None:
+    """The site is built with warnings as errors, and a page that no menu leads to is a warning."""
+    menu = set(re.findall(r"(?m)^ +- .*?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert len(pages) > 40
+    assert pages - menu == set()
+
+
 def test_the_diagrams_are_those_that_the_program_draws() -> None:
     for name, drawn in diagrams.draw_all().items():
         assert (diagrams.IMAGES / name).read_text(encoding="utf-8") == drawn
