@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from mmkit import List, Record, Tensor, Text, between, optional
 from mmkit.language.expr import cfg, fields, item, tok, where
-from mmkit.language.field import FIELD_KINDS, Batching, batched, constant, derived, flat
+from mmkit.language.field import FIELD_KINDS, Flat, batched, constant, derived, flat
 from mmkit.language.layout import (
     Layout,
     Replace,
@@ -278,7 +278,8 @@ def _make_process(data: str, declared: dict[str, Any], is_record: bool) -> Any:
 
     def process(values: Any, scope: Any) -> dict[str, Any]:
         rows = [value["body"] if is_record else value for value in values]
-        if declared[data].batching is Batching.JOINED:
+        # what `process` returns is a matter of the kind, not of how vLLM batches it
+        if isinstance(declared[data], Flat):
             return {data: torch.cat(rows)}
         return {data: rows}
 

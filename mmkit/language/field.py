@@ -72,11 +72,15 @@ def _as_dtype_name(dtype: Any) -> str:
 class Batching(Enum):
     """How the parts of several items become one argument of the model, in one of vLLM's three ways.
 
+    It says nothing of what `process` returns, which `Field.split` reads.
+
     ========== =====================================================================
     batching   the argument
     ========== =====================================================================
     STACKED    one part per item: a stacked tensor, or a list where the shapes differ
-    JOINED     the parts one after the other, in one tensor
+    JOINED     the parts one after the other along `Field.dim`, in one tensor. Where they
+               differ in another dimension, vLLM pads them with zeros; older versions give
+               a list of rows
     SHARED     one value for all items
     ========== =====================================================================
     """
@@ -89,9 +93,21 @@ class Batching(Enum):
 class Field(Part):
     """One processed tensor: `batched`, `flat`, `derived` or `constant`.
 
-    A kind of fields is a subclass in `FIELD_KINDS`. It states its `batching`, how the tensor of
-    several items is split (`split`) and batched again (`batch`), and in `_word` the name by which
-    an author calls it.
+    A kind of fields is a subclass in `FIELD_KINDS`. It states in `_word` the name by which an
+    author calls it, and besides:
+
+    ==================== =========================================================
+    attribute            what it states
+    ==================== =========================================================
+    `split`              how the result of `process` becomes one part per item
+    `take_parts`         the same, where the result is in one value per item already
+    `keeps_shape`        whether `take_parts` leaves the shape of each value
+    `split_reads_fields` whether `split` reads other fields of an item
+    `batching`, `dim`    how vLLM batches the parts for the model
+    `batch`              the same batch, for training
+    ==================== =========================================================
+
+    An item's part of a field is what vLLM has as the data of a ``MultiModalFieldElem``.
 
     Attributes:
         shape: shape of one item's part, where it is stated; sizes or expressions.
@@ -121,6 +137,17 @@ class Field(Part):
 
     dim: ClassVar[int] = 0
     """The dimension along which the parts of items are joined."""
+
+    keeps_shape: ClassVar[bool] = False
+    """Whether the parts that `take_parts` returns have the shapes of the values that it gets.
+
+    With `identity` these values are the items. So the facts of an item then tell the shape of its
+    part, and an outline may read it (``fields.signal.shape[0]``). Without it, an outline of such a
+    layout is refused.
+    """
+
+    split_reads_fields: ClassVar[bool] = False
+    """Whether `split` and `take_parts` read other fields of an item. These are computed before."""
 
     @property
     def is_derived(self) -> bool:
@@ -171,12 +198,13 @@ class Field(Part):
         """
         raise NotImplementedError
 
-    def check_parts(self, parts: Sequence[Any], scopes: Sequence[Scope]) -> list[Any]:
-        """Return the parts of a field that comes in one part per item already.
+    def take_parts(self, values: Sequence[Any], scopes: Sequence[Scope]) -> list[Any]:
+        """Return the parts of a field that comes in one value per item already.
 
-        They are checked as `split` checks one tensor of all items.
+        It is called in place of `split` where `process` is `identity`, for zeros in place of the
+        largest items, and by `flat` for what its expression gives. It refuses what `split` refuses.
         """
-        return list(parts)
+        return list(values)
 
     def batch(self, parts: Sequence[Any]) -> Any:
         """Return the value that a model receives for the parts of some items.
@@ -222,6 +250,7 @@ class Batched(Field):
     """Item i is ``data[i]``: a tensor (items, ...), or a list where the items' shapes differ."""
 
     batching = Batching.STACKED
+    keeps_shape = True
 
     _word = "batched"
 
@@ -260,8 +289,7 @@ class Derived(Batched):
 class Flat(Field):
     """Items follow one another along `dim` of one tensor.
 
-    For ``dim=0`` these are the rows of a tensor (total rows, ...). vLLM pads items that differ in
-    another dimension with zeros; older versions give the model a list of rows.
+    For ``dim=0`` these are the rows of a tensor (total rows, ...).
 
     Attributes:
         sizes: extent of one item along `dim`: an expression over its `item` facts and its batched
@@ -277,6 +305,8 @@ class Flat(Field):
     dim: int = 0  # type: ignore[misc]
 
     batching = Batching.JOINED
+    keeps_shape = True
+    split_reads_fields = True
     varies = True  # in place of the property of `Field`: `split` needs the scope of each item
 
     _word = "flat"
@@ -298,14 +328,14 @@ class Flat(Field):
             start += size
         return parts
 
-    def check_parts(self, parts: Sequence[Any], scopes: Sequence[Scope]) -> list[Any]:
-        checked: list[Any] = []
-        for part, scope in zip(parts, scopes, strict=True):
-            checked.extend(self.split(part, [scope]))
-        return checked
+    def take_parts(self, values: Sequence[Any], scopes: Sequence[Scope]) -> list[Any]:
+        parts: list[Any] = []
+        for value, scope in zip(values, scopes, strict=True):
+            parts.extend(self.split(value, [scope]))
+        return parts
 
     def derive_all(self, scope: Scope, scopes: Sequence[Scope]) -> list[Any]:
-        return self.check_parts(super().derive_all(scope, scopes), scopes)
+        return self.take_parts(super().derive_all(scope, scopes), scopes)
 
     def batch(self, parts: Sequence[Any]) -> Any:
         if not all(isinstance(part, torch.Tensor) for part in parts):
@@ -417,7 +447,10 @@ def compact(data: Any) -> Any:
 
 
 def remove_padding(part: Any, sizes: Sequence[Value], scope: Scope) -> Any:
-    """Return the leading corner of one item's part, without the padding."""
+    """Return the leading corner of one item's part, without the padding.
+
+    The part is as its field has split it: the sizes are those of its own leading dimensions.
+    """
     corner: list[slice] = []
     for size in sizes:
         corner.append(slice(int(evaluate(size, scope))))
@@ -495,7 +528,8 @@ class HF(Part):
         outputs: the processor's output name to the field's.
         text: text of one item, for a processor that expects one placeholder per item in a text.
         unpad: field to the sizes of one item's part (a size, or a tuple of sizes, of its leading
-            dimensions), for a processor that pads items to the largest of the batch.
+            dimensions once the field is split), for a processor that pads items to the largest of
+            the batch.
         kwargs: arguments of every call: ``{"sampling_rate":
             proc.feature_extractor.sampling_rate}``. A request cannot change them.
         one_by_one: call the processor once per item, where its output for an item depends on the

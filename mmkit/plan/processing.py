@@ -14,7 +14,7 @@ import torch
 
 from ..errors import InputError, SpecError, convert_errors, locate_errors, report_as_spec_error
 from ..language.expr import Fields, Scope
-from ..language.field import Batching, Field, Identity, remove_padding
+from ..language.field import Field, Identity, remove_padding
 from ..language.items import ItemType
 from ..language.node import dependencies, evaluate_all
 from .hf_calls import HFCall, call_together
@@ -250,17 +250,17 @@ class FieldProcessor:
 
         The Hugging Face processor gets only a small item, which tells the dtypes. None where
         `process` is something else, where a derived field depends on more than the facts of an
-        item, where the spec does not state the shape of a field, or where a field holds no pixels,
-        which are floats or bytes.
+        item, where the spec does not state the shape of a field, where a kind of fields changes
+        shapes, or where a field holds no pixels, which are floats or bytes.
         """
         if self.hf_call is None:
             return None
         shapes: dict[str, Any] = {}
         for name in self._returned_names:
-            shape = self.fields[name].shape
-            if shape is None:
+            field = self.fields[name]
+            if field.shape is None or not field.keeps_shape:
                 return None
-            shapes[name] = shape
+            shapes[name] = field.shape
         if len(shapes) + len(self.from_facts) != len(self.fields):
             return None
         if not dependencies(shapes):  # of one shape, a small item takes as long as the largest
@@ -288,13 +288,17 @@ class FieldProcessor:
 
     @cached_property
     def with_known_shapes(self) -> Sequence[str]:
-        """The names of the fields that are items, or parts of them, as they are.
+        """The names of the fields whose shapes the facts of an item tell.
 
-        The facts of an item tell their shapes.
+        These are the items, or parts of them, of which a kind of fields keeps the shape.
         """
-        if isinstance(self.process, Identity):
-            return self._returned_names
-        return ()
+        if not isinstance(self.process, Identity):
+            return ()
+        names: list[str] = []
+        for name in self._returned_names:
+            if self.fields[name].keeps_shape:
+                names.append(name)
+        return names
 
     @cached_property
     def _steps(self) -> Sequence[FieldStep]:
@@ -389,7 +393,7 @@ class FieldProcessor:
         if step.field.is_derived:
             return self._derive_all(step.field, batch, scopes)
         if is_in_parts:
-            return step.field.check_parts(raw[step.name], scopes)
+            return step.field.take_parts(raw[step.name], scopes)
         return step.field.split(raw[step.name], scopes)
 
     def _derive_all(self, field: Field, batch: ItemBatch, scopes: Sequence[Scope]) -> Sequence[Any]:
@@ -439,23 +443,22 @@ def order_fields(fields: Mapping[str, Field]) -> list[str]:
     """Return the names of fields in the order in which they are computed.
 
     The fields that `process` returns come first. Derived fields, which may depend on them, follow.
-    Joined fields (`flat`), whose sizes may depend on both, come last.
+    Fields whose `split` reads others (`flat`, by its sizes) come last.
     """
     returned: list[str] = []
     derived: list[str] = []
-    joined: list[str] = []
-    joined_and_derived: list[str] = []
+    reading: list[str] = []
+    reading_and_derived: list[str] = []
     for name, field in fields.items():
-        is_joined = field.batching is Batching.JOINED
-        if is_joined and field.is_derived:
-            joined_and_derived.append(name)
-        elif is_joined:
-            joined.append(name)
+        if field.split_reads_fields and field.is_derived:
+            reading_and_derived.append(name)
+        elif field.split_reads_fields:
+            reading.append(name)
         elif field.is_derived:
             derived.append(name)
         else:
             returned.append(name)
-    return returned + derived + joined + joined_and_derived
+    return returned + derived + reading + reading_and_derived
 
 
 def find_fields_of_facts(fields: Mapping[str, Field]) -> frozenset[str]:

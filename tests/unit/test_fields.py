@@ -5,14 +5,33 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import mmkit.public
-from mmkit import SpecError, Tensor, batched, between, cfg, flat, item
+from mmkit import (
+    SpecError,
+    Tensor,
+    batched,
+    between,
+    ceil_div,
+    cfg,
+    constant,
+    derived,
+    embed,
+    fields,
+    flat,
+    item,
+    literal,
+    replace,
+)
 from mmkit.language.expr import Scope
-from mmkit.language.field import FIELD_KINDS, Batching, Field, compact
+from mmkit.language.field import FIELD_KINDS, Batched, Batching, Constant, Derived, Field, Flat, compact
 from mmkit.language.modality import FIELD_WORDS
+from mmkit.plan.outline import NeedsProcessing, TensorFacts
+from tests.profiles import scaled
+
+from .common import bind_plan, make_modality
 
 EMPTY_TABLE = torch.zeros(0, 4)
 TABLE_OF_ONE_ROW = torch.arange(4.0).reshape(1, 4)
@@ -156,3 +175,52 @@ def test_every_kind_of_fields_is_listed_and_exported():
 
 def test_messages_name_every_kind_of_fields():
     assert FIELD_WORDS == "batched(), flat(), derived() or constant()"
+
+
+class Wrapped(Batched):
+    """A kind of another author: the part of an item is a table of one row, and the item that row."""
+
+    keeps_shape = False
+
+    _word = "wrapped"
+
+    def take_parts(self, values, scopes):
+        return [value.unsqueeze(0) for value in values]
+
+
+ROWS = fields.x.shape[0]
+
+FIELDS_AND_ROWS = {
+    Batched: ({"x": batched()}, ROWS),
+    Flat: ({"x": flat(item.length)}, ROWS),
+    Derived: ({"x": batched(), "y": derived(ceil_div(item.length, 2), dtype="int64")}, fields.y),
+    Constant: ({"x": batched(), "y": constant(cfg.n)}, ROWS * fields.y),
+    Wrapped: ({"x": Wrapped()}, ROWS),
+}
+"""Fields for each kind of them, and how many rows an item takes by these."""
+
+
+@pytest.mark.parametrize("kind", [*FIELD_KINDS, Wrapped])
+def test_an_outline_has_the_shapes_of_the_fields(kind):
+    """Or it is refused, where a kind of fields changes the shapes of items: it is never another one."""
+    declared, rows = FIELDS_AND_ROWS[kind]
+    modality = make_modality(
+        item=Tensor((between(1, 9), 2)), layout=literal(9) + embed(5) * rows, update=replace(7), fields=declared
+    )
+    plan = bind_plan(modality)
+
+    @settings(max_examples=scaled(10))
+    @given(st.lists(st.integers(1, 9), max_size=3))
+    def check(lengths):
+        prompt = [3, *[7] * len(lengths)]
+        preview = plan.preview(prompt, {"m": [torch.zeros(length, 2) for length in lengths]})
+        facts = {"m": [TensorFacts(shape=(length, 2)) for length in lengths]}
+        if lengths and not declared["x"].keeps_shape:
+            with pytest.raises(NeedsProcessing, match=r"fields\.x\.shape\[0\], which only processing tells"):
+                plan.outline(prompt, facts)
+            return
+        outline = plan.outline(prompt, facts)
+        assert outline.prompt_token_ids == preview.prompt_token_ids
+        assert outline.placements == preview.placements
+
+    check()
