@@ -43,6 +43,6 @@ def write_line(results: list[Result]) -> str:
     policy = sum(result.policy for result in results)
     random = sum(result.random for result in results)
     return (
-        f"In {scenes} scenes that it was not trained on, the arm touches the disc that it is told in {policy}, driven "
-        f"by openpi's client; random actions touch it in {random}."
+        f"Driven by openpi's client, the arm touches the right disc in {policy} of {scenes} scenes that it was not "
+        f"trained on; with random actions, in {random}."
     )

@@ -65,7 +65,7 @@ REACHER = ModelSpec(
             "wrist": "observation/wrist_image",
             "scene": "observation/image",
         },
-        # the instruction stands last: the position that predicts the first action is then the question itself
+        # the instruction is last, since the first action follows from it
         prompt="<state> <wrist> <scene> {prompt}",
     ),
 )

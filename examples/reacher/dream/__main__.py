@@ -156,10 +156,10 @@ def count_equal_frames(checkpoint: Path, moments: list[Moment]) -> int:
 def write_lines(report: dict[str, int]) -> str:
     """Return the result in words."""
     return (
-        f"In {report['touched']} of {report['dreams']} dreams the arm touches its disc, and in "
-        f"{report['touched_in_both']} of these the same actions touch it in the world itself.\n"
-        f"Of {report['chunks']} chunks, {report['equal_chunks']} have the ids of the robot's model in transformers; "
-        f"of as many frames, {report['equal_frames']} those of the world model."
+        f"In {report['touched']} of {report['dreams']} dreams the arm touches its disc. In "
+        f"{report['touched_in_both']} of these, the same actions touch it in the true world, too.\n"
+        f"Of {report['chunks']} chunks of actions, {report['equal_chunks']} have the same ids in transformers; "
+        f"of {report['chunks']} frames, {report['equal_frames']}."
     )
 
 
