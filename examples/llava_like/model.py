@@ -61,6 +61,8 @@ class LlavaLikeForConditionalGeneration(
     }
 
     supports_tower_connector_lora = True
+    # from 0.28 on, vLLM sends the pixels as bytes
+    supports_mm_device_do_normalize = True
 
     # to the names that the published checkpoints have, less "vision_model."
     hf_to_vllm_mapper = WeightsMapper(
@@ -122,7 +124,8 @@ class LlavaLikeForConditionalGeneration(
 
     def embed_image(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Encode pixels (items, 3, image_size, image_size) to rows (items, rows, hidden_size)."""
-        features = self.vision_tower(pixel_values, feature_select_strategy=self.config.vision_feature_select_strategy)
+        pixels = self.normalize_pixels(pixel_values)
+        features = self.vision_tower(pixels, feature_select_strategy=self.config.vision_feature_select_strategy)
         return self.multi_modal_projector(features)
 
     def forward(

@@ -9,9 +9,10 @@ from functools import cached_property, partial, wraps
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 from typing_extensions import override
 
-from ..errors import MmkitError
+from ..errors import MmkitError, SpecError
 from ..language.field import Batching
 from ..language.spec import Declaration
 from ..plan.allowed_ids import AllowedIds
@@ -21,6 +22,7 @@ from ..plan.plan import Plan
 from ..plan.soundness import compute_largest_magnitude
 from ..vllm_api import models
 from ..vllm_api.hooks import check
+from ..vllm_api.normalization import normalize_bytes, read_normalization_of_all
 from . import sampling
 from .sound import Reporter, zero_unsound_rows
 
@@ -69,6 +71,9 @@ class MultiModalModel(models.ModelInterface):
     mm_engine: Any
     """vLLM's configuration of the engine that the model was made for."""
 
+    mm_bytes_norm: nn.Module | None
+    """What rescales and normalises bytes, where the class supports `mm_device_do_normalize`."""
+
     def __init__(self, *, vllm_config: Any = None, prefix: str = "", **options: Any) -> None:
         model_class = self._model_class
         if vllm_config is None:  # nn.Module
@@ -84,6 +89,9 @@ class MultiModalModel(models.ModelInterface):
         self.mm_plan = current.plan
         self._dtype = current.dtype
         self._width = current.width
+        self.mm_bytes_norm = None
+        if getattr(self, "supports_mm_device_do_normalize", False):
+            self.mm_bytes_norm = read_normalization_of_all(current.info).make_module()
         self._bound = compute_largest_magnitude(self._dtype)
         self._reporter: Reporter | None = None
         if current.is_first:
@@ -138,6 +146,29 @@ class MultiModalModel(models.ModelInterface):
             i: the item's number, from 1.
         """
         return cls.mm_spec.placeholder_text(modality.removesuffix("_embeds"), i - 1)
+
+    def normalize_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return pixels in the model's dtype, normalised.
+
+        Bytes are rescaled and normalised as the checkpoint's image processor says; floats are
+        normalised already. vLLM sends bytes from 0.28 on, unless it is started with
+        ``--no-mm-device-do-normalize``, where the class says ``supports_mm_device_do_normalize =
+        True``; so a class that says it calls this at the begin of `embed_<modality>`.
+
+        Args:
+            pixels: uint8 or floats (..., channels, height, width), or (rows, channels * values), as
+                patches are.
+
+        Raises:
+            SpecError: bytes of another shape, or of a class that does not say it.
+        """
+        if pixels.is_floating_point():
+            return pixels.to(self._dtype)
+        where = f"{type(self).__name__}.normalize_pixels"
+        if self.mm_bytes_norm is None or pixels.dtype != torch.uint8:
+            expected = "floats, or uint8 and supports_mm_device_do_normalize = True in the class"
+            raise SpecError(where, expected, str(pixels.dtype))
+        return normalize_bytes(self.mm_bytes_norm, pixels, self._dtype, where)
 
     @override
     def embed_multimodal(self, **kwargs: Any) -> list[torch.Tensor]:

@@ -14,6 +14,9 @@ from .vllm_path import Data
 
 NO_OPTIONS: Data = {}
 
+BYTES_OPTIONS: Data = {"do_rescale": False, "do_normalize": False}
+"""Options that together make bytes in place of floats."""
+
 SCOPES_OF_VLLM = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kwargs"}
 """The key of `mm_processor_kwargs` that holds the options of one modality, by modality."""
 
@@ -55,8 +58,8 @@ def hf_options(processor: Any) -> SearchStrategy[Data]:
     choices = [NO_OPTIONS]
     for name in sorted(options):
         choices.append({name: options[name]})
-    if names.issuperset(_BYTES_OPTIONS):
-        choices.append(_BYTES_OPTIONS)
+    if names.issuperset(BYTES_OPTIONS):
+        choices.append(BYTES_OPTIONS)
     return st.sampled_from(choices)
 
 
@@ -80,8 +83,6 @@ _UNUSUAL_VALUES: dict[str, Any] = {
 # Options of which half of the processor's own value is drawn; of a mapping, half of each value.
 _HALVED_OPTIONS = ("size", "min_pixels", "max_pixels", "max_image_size")
 
-# Options that together make bytes in place of floats.
-_BYTES_OPTIONS: Data = {"do_rescale": False, "do_normalize": False}
 
 _PART_NAMES = ("image_processor", "video_processor", "feature_extractor")
 

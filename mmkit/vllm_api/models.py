@@ -92,6 +92,7 @@ class CurrentModel(NamedTuple):
 
     Attributes:
         vllm_config: vLLM's configuration of the engine.
+        info: vLLM's processing info, which has the plan.
         plan: the bound spec.
         dtype: the dtype of the language model's rows.
         width: the width of these rows.
@@ -100,6 +101,7 @@ class CurrentModel(NamedTuple):
     """
 
     vllm_config: Any
+    info: Any
     plan: Plan
     dtype: torch.dtype
     width: int
@@ -111,10 +113,10 @@ def get_current_model() -> CurrentModel:
     vllm_config = get_current_vllm_config()
     config = vllm_config.model_config
     make = getattr(MULTIMODAL_REGISTRY, "get_processing_info", None)  # public from 0.20
-    plan: Plan = (make or MULTIMODAL_REGISTRY._create_processing_info)(config).plan
+    info = (make or MULTIMODAL_REGISTRY._create_processing_info)(config)
     is_first = get_tensor_model_parallel_rank() == 0
     width = get_embeds_size(config)
-    return CurrentModel(vllm_config, plan, config.dtype, width, is_first)
+    return CurrentModel(vllm_config, info, info.plan, config.dtype, width, is_first)
 
 
 def make_weights_loader(model: Any) -> Callable[[Iterable[tuple[str, torch.Tensor]]], set[str]]:

@@ -6,18 +6,24 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from vllm.config import MultiModalConfig
 from vllm.inputs import EmbedsPrompt, TextPrompt, TokensPrompt
 
 from examples.llava_like.cases import draw_picture
 from examples.llava_like.checkpoint import make_checkpoint
 from examples.llava_like.offline import answer
 from examples.llava_like.offline import engine as start_engine
+from mmkit.testing.options import BYTES_OPTIONS
 from mmkit.vllm_api.compat import find
 from tests.profiles import scaled
+
+NORMALIZES_ON_DEVICE = hasattr(MultiModalConfig, "mm_device_do_normalize")
+"""Whether vLLM can leave normalising to the model, as it does from 0.28."""
 
 VLLMValidationError = find("exceptions:VLLMValidationError", default=ValueError)
 """Before 0.16, vLLM has none. In 0.32 it is no ValueError any more."""
@@ -112,6 +118,55 @@ def draw_items(draw: st.DrawFn) -> dict[str, Any]:
         rows = draw(draw_tensor())
         return {"image": rows[None]}
     return {"image": draw_picture(draw(st.integers(1, 9)))}
+
+
+@st.composite
+def draw_pixels(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw a request whose pixels may be bytes or floats, by the dtype of its image or by its options."""
+    picture = draw_picture(draw(st.integers(1, 9)))
+    image: Any = picture
+    dtype = draw(st.sampled_from([None, "uint8", "float32", "float64", "float16", "int64"]))
+    if dtype is not None:
+        image = np.asarray(picture.convert("RGB")).astype(dtype)
+        if draw(st.booleans()):
+            image = image / 255
+    switches = {name: st.booleans() for name in BYTES_OPTIONS}
+    options = draw(st.just({}) | st.just(BYTES_OPTIONS) | st.fixed_dictionaries({}, optional=switches))
+    if options and draw(st.booleans()):
+        options = {"images_kwargs": options}
+    return {"prompt": PROMPT, "multi_modal_data": {"image": image}, "mm_processor_kwargs": options}
+
+
+@pytest.mark.parametrize("on_device", [True, False], ids=["bytes", "floats"])
+def test_no_dtype_of_pixels_changes_the_answers_of_others(on_device: bool, tmp_path: Path, engines: ExitStack) -> None:
+    """vLLM stacks the pixels of all requests that arrive together in the dtype of the first."""
+    options = {}
+    if NORMALIZES_ON_DEVICE:
+        options["mm_device_do_normalize"] = on_device
+    engine = Engine(engines, make_checkpoint(tmp_path), **options)
+    outcomes = Counter[str]()
+
+    @settings(max_examples=scaled(60))
+    @given(draw_pixels(), st.booleans())
+    def ask(request: dict[str, Any], is_first: bool) -> None:
+        requests = [request, GOOD, TEXT] if is_first else [TEXT, GOOD, request]
+        engine.llm.reset_mm_cache()
+        engine.llm.llm_engine.reset_encoder_cache()
+        try:
+            ids = answer(engine.llm, requests)
+            outcomes["answered"] += 1
+        except ValueError:
+            outcomes["refused"] += 1
+        else:
+            if is_first:
+                ids = ids[::-1]
+            assert ids[:2] == engine.expected
+        engine.check_that_answers_are_unchanged()
+
+    ask()
+    assert outcomes["answered"] > 0, outcomes
+    assert outcomes["refused"] > 0, outcomes
+    print(outcomes)
 
 
 IDS = st.lists(st.sampled_from([1, 5, 6, 3, 99, 100, -1, 2**31]), min_size=1, max_size=40)

@@ -6,12 +6,13 @@ import re
 
 import pytest
 
-from mmkit import ModelSpec, testing
+from mmkit import ModelSpec, hf, proc, testing
 from mmkit.testing import LAWS, NotApplicable, check_law
+from mmkit.testing.options import BYTES_OPTIONS
 from tests import ROOT
 from tests.profiles import scaled
 
-from .planted.base import BASES, BY_NUMBER, LAID_OUT_NOTES, LISTED, NOTED, make_mixed, media, qwen
+from .planted.base import BASES, BY_NUMBER, LAID_OUT_NOTES, LISTED, NOTED, llava, make_mixed, media, qwen
 from .planted.bug import Bug, violation
 from .planted.huggingface import with_positions
 from .planted.table import BUGS
@@ -110,6 +111,11 @@ def test_correct_positions_of_the_mixin_pass() -> None:
         return correct(ids, items)
 
     check_law("positions", with_positions(compute_positions), examples=scaled(40))
+
+
+def test_pixels_as_bytes_pass_where_the_model_normalises_them() -> None:
+    subject = llava(process=hf(proc.image_processor, kwargs=BYTES_OPTIONS))
+    check_law("reference", subject, examples=scaled(8))
 
 
 @pytest.mark.parametrize("law", ["ranges", "cache", "identity", "refusal"])

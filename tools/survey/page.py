@@ -69,6 +69,7 @@ PATTERNS = {
     48: r"Cannot merge different batch sizes for modality",
     49: r"the Hugging Face processor and vLLM, of .*: ids: ",
     50: r"the Hugging Face processor and vLLM, of .*: ids: ",
+    51: r"the field 'pixel_values_videos' has other values",
 }
 """Of messages, for `re.search`, by finding. There is none for what no law without a model sees."""
 

@@ -14,9 +14,12 @@ from hypothesis import reject
 from hypothesis import strategies as st
 from transformers import PretrainedConfig
 
+from ...language.items import SCOPES
 from ...training.batch import MEDIA
+from ...vllm_api.normalization import normalize_bytes, read_normalization
 from ..differences import near
 from ..law import Case, NotApplicable, law
+from ..options import BYTES_OPTIONS
 from ..strategies import Request
 from ..subject import Subject
 from ..vllm_model import Rope, find_rope
@@ -30,6 +33,7 @@ def reference(case: Case) -> None:
     """A text with items has the ids and the fields of the model's own Hugging Face processor.
 
     The ids are compared where that processor writes placeholders, and fields of one name and size.
+    Pixels that come as bytes are compared after the model has normalised them.
     """
     processor = case.subject.processor
     tokenizer = processor.info.ctx.tokenizer
@@ -37,15 +41,18 @@ def reference(case: Case) -> None:
         raise NotApplicable("the model has no tokenizer")
     request = case.draw_request(least=1)
     text = tokenizer.decode(request.prompt)
-    result = _run_hf_processor(processor, text, _list_plain_items(request), request.kwargs)
     outcome = case.attempt(run, processor, text, request.data(), request.kwargs)
     if not outcome:  # decoding may change what the ids mean
         reject()
+    options = request.kwargs
+    if _has_bytes(outcome):
+        options = _drop_bytes_options(options)
+    result = _run_hf_processor(processor, text, _list_plain_items(request), options)
     if _find_placeholders(outcome).isdisjoint(result["input_ids"]):
         raise NotApplicable("the Hugging Face processor writes no placeholders")
     where = f"the Hugging Face processor and vLLM, of {text!r}"
     case.check_equal(result["input_ids"], outcome.ids, where, "ids")
-    field = _find_different_field(result, outcome)
+    field = _find_different_field(processor.info, result, outcome)
     if field:
         case.fail(f"{where}: the field {field!r} has other values")
 
@@ -126,13 +133,43 @@ def _split_metadata(videos: Sequence[tuple[Any, Mapping[str, Any]]]) -> dict[str
     return {"videos": frames, "video_metadata": metadata, "do_sample_frames": False}
 
 
-def _find_different_field(result: Mapping[str, Any], outcome: Outcome) -> str:
+def _has_bytes(outcome: Outcome) -> bool:
+    """Return whether a field holds bytes, which the model rescales and normalises."""
+    for items in outcome.fields.values():
+        for item in items:
+            for value in item.values():
+                if any(tensor.dtype == torch.uint8 for tensor in _find_tensors(value)):
+                    return True
+    return False
+
+
+def _drop_bytes_options(options: Data) -> dict[str, Any]:
+    """Return options of a request, or of a scope, without those that make bytes.
+
+    The Hugging Face processor then makes what the model makes of the bytes.
+    """
+    others: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in BYTES_OPTIONS:
+            continue
+        if name in SCOPES:
+            value = _drop_bytes_options(value or {})
+        others[name] = value
+    return others
+
+
+def _find_different_field(info: Any, result: Mapping[str, Any], outcome: Outcome) -> str:
     """Return the first field that has other values than the Hugging Face processor gives it.
 
     Fields of one name and of one modality are compared that have as many values, in rows of one
-    length, and are both floating-point or both not: vLLM's model normalises some fields itself.
+    length, and are both floating-point or both not. Bytes in place of floats are normalised before.
     Floating-point values may differ in rounding, and are compared in the dtype that vLLM brings
     them to.
+
+    Args:
+        info: vLLM's processing info.
+        result: of the Hugging Face processor.
+        outcome: of vLLM.
 
     Returns:
         The name of the field; empty for none.
@@ -148,12 +185,23 @@ def _find_different_field(result: Mapping[str, Any], outcome: Outcome) -> str:
         theirs = _find_tensors(result[name])
         if not ours or _list_row_shapes(ours) != _list_row_shapes(theirs):
             continue
-        here = _flatten(ours)
         there = _flatten(theirs)
+        if there.is_floating_point() and all(tensor.dtype == torch.uint8 for tensor in ours):
+            ours = _normalize_all(info, ours)
+        here = _flatten(ours)
         is_same_kind = here.is_floating_point() == there.is_floating_point()
         if is_same_kind and len(here) == len(there) and not near(here, there.to(here.dtype)):
             return str(name)
     return ""
+
+
+def _normalize_all(info: Any, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the pixels that a model makes of bytes, in float32."""
+    norm = read_normalization(info).make_torch_module()
+    normalized = []
+    for tensor in tensors:
+        normalized.append(normalize_bytes(norm, tensor, torch.float32, "the model"))
+    return normalized
 
 
 def _find_modalities_with_field(outcome: Outcome, name: str) -> list[list[dict[str, Any]]]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mmkit import MultiModalModel, cfg, embed, tok
+from PIL import Image as PILImage
+
+from mmkit import MultiModalModel, cfg, embed, hf, proc, tok
 from mmkit.model.mrope import get_mrope_input_positions
 from mmkit.testing import Subject
+from mmkit.testing.options import BYTES_OPTIONS
 from tests.oracles import SYSTEMS
 
 from .base import Encoders, llava, qwen
@@ -33,6 +36,12 @@ def channels_in_another_order() -> Subject:
         return {"pixel_values": result["pixel_values"].flip(-3)}
 
     return llava(process=process)
+
+
+@planted("reference", r"of '.*<image>.*': the field 'pixel_values' has other values")
+def bytes_by_another_filter() -> Subject:
+    options = {**BYTES_OPTIONS, "resample": PILImage.Resampling.BILINEAR}
+    return llava(process=hf(proc.image_processor, kwargs=options))
 
 
 # -- positions ---------------------------------------------------------------------------------------------------------
