@@ -70,6 +70,21 @@ class Turn(NamedTuple):
 class Session:
     """One session.
 
+    It is in one of two states. `_turn`, the task that makes a chunk, is there while it answers.
+
+    ========= ================================= ===================================================
+    state     what may happen                   what follows
+    ========= ================================= ===================================================
+    waiting   a message comes (`_take_message`) answering; a malformed message is refused
+    waiting   the server stops, or silence      the end
+    answering the chunk is made                 waiting, also where the message was refused
+              (`_finish_turn`)
+    answering a message comes (`_take_message`) answering; the message is refused
+    any       the client closes it, or leaves   the end
+    ========= ================================= ===================================================
+
+    The end is the exception `SessionEnd`, wherever it is found out.
+
     Args:
         state: the server's.
         socket: not accepted yet.
@@ -80,7 +95,8 @@ class Session:
         self._socket = socket
         self._id = f"mmsession-{uuid4().hex}"
         self._conversation: Conversation | None = None
-        # the tasks that `_serve` starts and cancels
+        # The tasks that `_serve` starts and cancels. In both states, one receives the next message
+        # and one waits until the server stops.
         self._receiving: asyncio.Task[Any]
         self._stopping: asyncio.Task[Any]
         self._turn: asyncio.Task[Turn] | None = None
@@ -130,7 +146,7 @@ class Session:
                     if self._turn is not None and self._turn.done():
                         await self._finish_turn(self._turn)
                     else:
-                        self._begin_turn()
+                        self._take_message()
                 except Exception as error:
                     if not errors.is_callers_mistake(error):
                         raise
@@ -156,8 +172,10 @@ class Session:
         if not done:
             raise SessionEnd(f"no message for {seconds:g} s", GOING_AWAY)
 
-    def _begin_turn(self) -> None:
+    def _take_message(self) -> None:
         """Begin to answer the message that was received, and receive the next one.
+
+        While a chunk is made, the message is refused.
 
         Raises:
             InputError: the message is malformed, or comes before the chunk is complete.
@@ -283,6 +301,26 @@ class ChunkPrompt(NamedTuple):
     items: list[SessionItem]
 
 
+class ChunkOutput(NamedTuple):
+    """What the engine has returned of one chunk so far.
+
+    Attributes:
+        choice: the new tokens of the latest output.
+        output: the latest output of the engine.
+        rendered: vLLM's input for its engine.
+        prompt_ids: the ids of this input.
+        text: the text of all tokens so far.
+        logprobs: the log probabilities of all tokens so far.
+    """
+
+    choice: protocol.Choice
+    output: Any
+    rendered: Any
+    prompt_ids: list[int]
+    text: str
+    logprobs: list[dict[int, float]]
+
+
 class Conversation:
     """A session that has begun: its settings, and all that the model has read and written.
 
@@ -312,7 +350,7 @@ class Conversation:
         if self._plan.spec.decoder_prompt is not None:
             raise InputError("session", "a model without an encoder", "one with it")
         # without the items, whose bytes would stay in memory as long as the session
-        self._start = structs.replace(
+        self._settings = structs.replace(
             start, prompt=None, items=NULL, uuids=NULL, sampling_params=NULL
         )
         keep = None
@@ -324,6 +362,9 @@ class Conversation:
     async def make_chunk(self, message: Any, send: Send) -> protocol.ChunkMessage:
         """Make the chunk after a message, and add both to the history.
 
+        Tokens are sent as they come. The chunk itself is returned, so that the session is ready for
+        the next message before the client has the chunk.
+
         Args:
             message: the start or a next one.
             send: sends the tokens as they come, if the session streams.
@@ -332,13 +373,46 @@ class Conversation:
             InputError: the message is refused; nothing has changed.
         """
         sampling = self._make_sampling_params(message)
-        prompt, history, new_items = await self._make_prompt(message, sampling.max_tokens)
+        prompt = await self._make_prompt(message, sampling.max_tokens)
         answer = Answer(self._engine, sampling, self._output)
-        stream = self._start.stream
+        last = await self._generate(prompt, answer, sampling, send)
+        ids = last.prompt_ids + answer.ids[0]
+        fields = structs.asdict(last.choice)
+        fields.update(
+            index=self._index,
+            token_ids=answer.ids[0],
+            text=last.text or None,
+            logprobs=last.logprobs or None,
+        )
+        if self._settings.stream:
+            fields["parts"] = await answer.make_all_parts(0, last.prompt_ids)
+        chunk = protocol.ChunkMessage(
+            **fields,
+            remaining=self._count_remaining(ids),
+            usage=answer.make_usage(last.output),
+            slid=self._history.count_dropped(prompt.history),
+        )
+        items = locate_items(list(prompt.history.items) + prompt.items, last.rendered)
+        self._history = prompt.history._replace(ids=ids, items=items)
+        self._index += 1
+        return chunk
+
+    async def _generate(
+        self, prompt: ChunkPrompt, answer: Answer, sampling: Any, send: Send
+    ) -> ChunkOutput:
+        """Generate a chunk, and send its tokens as they come; return the last output.
+
+        Args:
+            prompt: what the model reads.
+            answer: receives the tokens.
+            sampling: vLLM's sampling parameters.
+            send: sends the tokens of all outputs but the last, which the chunk has.
+        """
         text = ""
         logprobs: list[dict[int, float]] = []
+        last: ChunkOutput | None = None
         outputs = self._engine.generate(
-            prompt,
+            prompt.prompt,
             sampling,
             f"{self._id}-{self._index}",
             data_parallel_rank=self._data_parallel_rank,
@@ -348,35 +422,34 @@ class Conversation:
             async for rendered, output in outputs:
                 prompt_ids = list(rendered["prompt_token_ids"])
                 if not answer.ids:
-                    _check_history_is_kept(history, prompt_ids)
-                choice = await answer.make_choice(output.outputs[0], prompt_ids, stream=stream)
+                    _check_history_is_kept(prompt.history, prompt_ids)
+                choice = await answer.make_choice(
+                    output.outputs[0], prompt_ids, stream=self._settings.stream
+                )
                 text += choice.text or ""
                 logprobs.extend(choice.logprobs or [])
-                ids = prompt_ids + answer.ids[0]
-                remaining = self._engine.max_model_len - len(ids)
                 if choice.finish_reason is None and choice.token_ids:
-                    fields = structs.asdict(choice)
-                    fields.update(index=self._index, logprobs=None)
-                    await send(protocol.TokensMessage(**fields, remaining=remaining))
+                    await self._send_tokens(choice, prompt_ids + answer.ids[0], send)
+                last = ChunkOutput(choice, output, rendered, prompt_ids, text, logprobs)
+        if last is None:
+            raise RuntimeError("the engine ended a request without an output")
+        return last
+
+    async def _send_tokens(self, choice: protocol.Choice, ids: list[int], send: Send) -> None:
+        """Send new tokens of a chunk.
+
+        Args:
+            choice: the new tokens.
+            ids: all that the model has read and written, with these.
+            send: sends a message.
+        """
         fields = structs.asdict(choice)
-        fields.update(
-            index=self._index,
-            token_ids=answer.ids[0],
-            text=text or None,
-            logprobs=logprobs or None,
-        )
-        if stream:
-            fields["parts"] = await answer.make_all_parts(0, prompt_ids)
-        chunk = protocol.ChunkMessage(
-            **fields,
-            remaining=remaining,
-            usage=answer.make_usage(output),
-            slid=self._history.count_dropped(history),
-        )
-        items = locate_items(list(history.items) + new_items, rendered)
-        self._history = history._replace(ids=ids, items=items)
-        self._index += 1
-        return chunk
+        fields.update(index=self._index, logprobs=None)
+        await send(protocol.TokensMessage(**fields, remaining=self._count_remaining(ids)))
+
+    def _count_remaining(self, ids: list[int]) -> int:
+        """Return how many tokens still fit into the model's context after these."""
+        return self._engine.max_model_len - len(ids)
 
     def _make_sampling_params(self, message: Any) -> Any:
         """Return vLLM's sampling parameters of the chunk after a message."""
@@ -389,7 +462,7 @@ class Conversation:
             types = {"max_tokens": int | None}
             options.update(decode_fields(message.sampling_params, types, SAMPLING_FIELD))
         sampling = self._engine.make_sampling_params(
-            options, output=self._output, stream=self._start.stream
+            options, output=self._output, stream=self._settings.stream
         )
         if sampling.max_tokens is None:
             raise InputError(f"{SAMPLING_FIELD}.max_tokens", "a value", "none")
@@ -402,7 +475,7 @@ class Conversation:
             InputError: the message is refused.
         """
         is_first = not self._history.ids
-        prompt = await self._state.make_prompt(message, self._start)
+        prompt = await self._state.make_prompt(message, self._settings)
         if "prompt" in prompt:
             text_or_ids = prompt.pop("prompt")
         else:
@@ -411,7 +484,7 @@ class Conversation:
         if is_first and not ids:
             raise InputError("prompt", "at least one token in the first message", "none")
         num_tokens = len(ids)
-        if self._start.window is not None and ids:
+        if self._settings.window is not None and ids:
             # with all its placeholders, since the window must make room for them
             rendered = await self._engine.render({**prompt, "prompt_token_ids": ids})
             num_tokens = len(rendered["prompt_token_ids"])
