@@ -142,7 +142,9 @@ def render_in_processes(door: Any, count: int) -> Iterator[list[int]]:
     with closing(RenderProcesses(recipe, count)) as processes:
         processes.wait()
         process_tokens = renderer._process_tokens_async
-        renderer._process_tokens_async = offload.wrap_process_tokens(process_tokens, processes)
+        renderer._process_tokens_async = offload.wrap_process_tokens_async(
+            process_tokens, processes
+        )
         yield processes.pids
 
 

@@ -10,7 +10,7 @@ list, with the numbers of the steps:
   `mmkit.vllm_api.patches.wrap_render_chat_async`;
 - `mmkit.vllm_api.chat.wrap_read_part` finds the item of each URL in `ITEMS_BY_URL`, and
   `mmkit.vllm_api.chat.wrap_gather_items` gathers the items;
-- `mmkit.vllm_api.patches.guard_process_tokens` gets the ids of the prompt, with the items;
+- `mmkit.vllm_api.patches.wrap_process_tokens` gets the ids of the prompt, with the items;
 - the steps 1 to 11 of every request: `mmkit.vllm_api.items.Parser.parse_mm_data`,
   `mmkit.vllm_api.processor.Processor.apply`, `mmkit.vllm_api.pipeline.RequestPipeline.run`,
   `mmkit.vllm_api.admission.admit`, `mmkit.vllm_api.exchange.exchange_features` and
@@ -91,7 +91,7 @@ class BodyMiddleware(ServerMiddleware):
 
     async def handle(self, scope: Any, receive: Any, send: Any, state: ServerState) -> None:
         """Answer a request; by 400 or 413 if its body is refused."""
-        request = CheckedRequest(b"", {}, state.make_server_request())
+        request = VllmRequest(b"", {}, state.make_server_request())
         if _has_body_for_vllm(scope):
             path = _get_route_path(scope)
             try:
@@ -149,8 +149,8 @@ def _make_receive(body: bytes, receive: Any) -> Any:
 # -- one request -----------------------------------------------------------------------------------
 
 
-class CheckedRequest(NamedTuple):
-    """A request to one of vLLM's routes.
+class VllmRequest(NamedTuple):
+    """What vLLM's route and its functions receive of one HTTP request, once it is checked.
 
     Attributes:
         body: as vLLM may read it.
@@ -163,7 +163,7 @@ class CheckedRequest(NamedTuple):
     server_request: ServerRequest
 
 
-async def read_request(request: Request, path: str, state: ServerState) -> CheckedRequest:
+async def read_request(request: Request, path: str, state: ServerState) -> VllmRequest:
     """Read the body of a request to one of vLLM's routes, check it, and load its items.
 
     Raises:
@@ -173,16 +173,18 @@ async def read_request(request: Request, path: str, state: ServerState) -> Check
     """
     body = bytes(await receive_body(request, state.limits))
     if path in _FILE_ROUTES and _get_content_type(request) in _FILE_TYPES:
-        return CheckedRequest(body, {}, state.make_server_request())
+        return VllmRequest(body, {}, state.make_server_request())
     checked = await run_in_thread_if_large(len(body), check_body, path, body, state)
     message_format = MESSAGE_FORMATS.get(path)
     if message_format is None:
-        return CheckedRequest(checked.body, {}, state.make_server_request())
+        return VllmRequest(checked.body, {}, state.make_server_request())
     server_request = state.make_server_request(
-        message_format.field, checked.item_paths, begins_twice=message_format.begins_twice
+        message_format.field,
+        checked.item_paths,
+        adds_special_tokens_twice=message_format.adds_special_tokens_twice,
     )
     items = await _load_items(checked.moved_items, server_request, state)
-    return CheckedRequest(checked.body, items, server_request)
+    return VllmRequest(checked.body, items, server_request)
 
 
 def _get_content_type(request: Request) -> str:

@@ -36,13 +36,14 @@ class MessageFormat(NamedTuple):
         picture: makes the part of a picture at a URL.
         nested: the field of a part in which there may be further parts, if there is one. vLLM
             reads these in another order than they stand.
-        begins_twice: whether vLLM begins a text that the chat template has begun.
+        adds_special_tokens_twice: whether vLLM lets the tokenizer add the special tokens (BOS) that
+            the chat template has written.
     """
 
     field: str
     picture: Callable[[str], dict[str, Json]]
     nested: str = ""
-    begins_twice: bool = False
+    adds_special_tokens_twice: bool = False
 
 
 def _chat_picture(url: str) -> dict[str, Json]:
@@ -58,7 +59,9 @@ def _anthropic_picture(url: str) -> dict[str, Json]:
 
 
 CHAT = MessageFormat("messages", _chat_picture)
-RESPONSES = MessageFormat("input", _responses_picture, nested="output", begins_twice=True)
+RESPONSES = MessageFormat(
+    "input", _responses_picture, nested="output", adds_special_tokens_twice=True
+)
 ANTHROPIC = MessageFormat("messages", _anthropic_picture, nested="content")
 
 MESSAGE_FORMATS: Mapping[str, MessageFormat] = {
@@ -189,7 +192,9 @@ class Messages:
     def _walk_nested(self, part: dict[str, Json], where: str) -> None:
         """Put references in place of the items in the result of a tool."""
         field = self._format.nested
-        if field not in part or "role" in part:
+        if field not in part:
+            return
+        if "role" in part:  # a message, whose own content `_walk_messages` has walked
             return
         num_items = self._count_items()
         part[field] = self._walk_parts(part[field], f"{where}.{field}", nested=True)

@@ -154,14 +154,20 @@ class ServerState:
         return find_output(self.plan.outputs, request.output, "output", quote(request.output))
 
     def make_server_request(
-        self, field: str = "", item_paths: Sequence[ItemPaths] = (), *, begins_twice: bool = False
+        self,
+        field: str = "",
+        item_paths: Sequence[ItemPaths] = (),
+        *,
+        adds_special_tokens_twice: bool = False,
     ) -> ServerRequest:
         """Return what vLLM's functions are to know of a new request; see `ServerRequest`."""
 
         def make_pixel_error() -> InputError:
             return self.limits.make_error(field or "body", "pixels", "pixels in one request")
 
-        return ServerRequest(self.limits.pixels, make_pixel_error, field, item_paths, begins_twice)
+        return ServerRequest(
+            self.limits.pixels, make_pixel_error, field, item_paths, adds_special_tokens_twice
+        )
 
     async def make_prompt(
         self, message: protocol.Prompted, settings: protocol.Generating

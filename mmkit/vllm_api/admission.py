@@ -68,17 +68,17 @@ def _check_params(plan: Plan, params: Any) -> None:
         raise InputError(where, expected, repr(list(allowed_ids)), remedy)
 
 
-def _check_prompts(plan: Plan, request: Mapping[str, Any], trusts: bool) -> None:
-    """Check the prompt of a request, or both prompts of an encoder-decoder model."""
-    prompts: list[Mapping[str, Any]] = []
+def _check_prompts(plan: Plan, prompt: Mapping[str, Any], trusts: bool) -> None:
+    """Check the prompt of a request, or both parts of the prompt of an encoder-decoder model."""
+    parts: list[Mapping[str, Any]] = []
     for name in ("encoder_prompt", "decoder_prompt"):
-        if isinstance(request.get(name), Mapping):
-            prompts.append(request[name])
-    is_trusted = trusts and not prompts
-    for prompt in prompts:
-        _check_prompt(plan, prompt, is_trusted)
-    _check_prompt(plan, request, is_trusted)
-    if prompts and all(prompt.get("type") == "token" for prompt in prompts):
+        if isinstance(prompt.get(name), Mapping):
+            parts.append(prompt[name])
+    is_trusted = trusts and not parts
+    for part in parts:
+        _check_prompt(plan, part, is_trusted)
+    _check_prompt(plan, prompt, is_trusted)
+    if parts and all(part.get("type") == "token" for part in parts):
         # vLLM then runs no encoder, the decoder reads memory that nobody has written, and later
         # answers of others are wrong, too
         where = f"{plan.spec.name}.multi_modal_data"

@@ -201,7 +201,7 @@ class CacheReader:
                 item.layout = item.cache_entry.layout
 
     def remember_entries(self, cache: Any, items: Sequence[Item]) -> None:
-        """Find the entries of new items from now on, as long as the cache keeps them.
+        """Make the entries of new items findable, as long as the cache keeps them.
 
         The other items were found by entries that are remembered already.
         """
@@ -213,7 +213,7 @@ class CacheReader:
                 entries[item.hash] = item.cache_entry
 
     def remember_unsent(self, items: Sequence[Item]) -> None:
-        """Find the fields of items from now on, as long as their request is on its way."""
+        """Make the fields of items findable, as long as their request is on its way."""
         for item in items:
             if item.engine_fields.fields is not None:
                 self._unsent[item.hash] = item.engine_fields

@@ -49,7 +49,9 @@ def install(renderer: Any) -> RenderProcesses | None:
     processes = RenderProcesses(make_recipe(renderer.mm_processor), count)
     weakref.finalize(renderer, processes.close)
     # an instance, not the class: no other renderer has these processes
-    renderer._process_tokens_async = wrap_process_tokens(renderer._process_tokens_async, processes)
+    renderer._process_tokens_async = wrap_process_tokens_async(
+        renderer._process_tokens_async, processes
+    )
     return processes
 
 
@@ -71,7 +73,7 @@ def make_recipe(processor: Any) -> Recipe:
     }
 
 
-def wrap_process_tokens(
+def wrap_process_tokens_async(
     process_tokens: Callable[..., Awaitable[Any]], processes: RenderProcesses
 ) -> Callable[..., Awaitable[Any]]:
     """Make a renderer process items in other processes.

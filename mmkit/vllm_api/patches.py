@@ -3,8 +3,8 @@
 CONTRIBUTING.md has the table, and what a server and the plugin replace beside it.
 
 It is replaced when a process makes its first processor of a spec, so in no process that serves
-none, and only where the release needs it. A function ``wrap_...`` gets a part of vLLM and returns
-what stands in its place, which passes on all that is not a spec's.
+none, and only where the release needs it. Each function ``wrap_...`` gets a part of vLLM and
+returns what stands in its place, which passes on all that is not a spec's.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ def _serves_spec(renderer: Any) -> bool:
 # -- before a request is rendered ------------------------------------------------------------------
 
 
-def guard_process_tokens(process_tokens: Any) -> Any:
+def wrap_process_tokens(process_tokens: Any) -> Any:
     """Wrap vLLM's step from a tokenized prompt to the engine's input.
 
-    A prompt without items, which no processor sees, is checked and rewritten here. Uuids hold
+    A prompt without items, which no processor sees, is checked and rewritten here: by `admit`
+    already, because its rewriting (``prompt=``) is for ids that the vocabulary has. Uuids hold
     within one `cache_salt`, so that no tenant reaches the items of another one.
     """
 
@@ -48,7 +49,7 @@ def guard_process_tokens(process_tokens: Any) -> Any:
         return dict(prompt)
 
     @wraps(process_tokens)
-    def guard_and_process(self: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+    def check_and_process(self: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         if not _serves_spec(self):
             return process_tokens(self, prompt, *args, **kwargs)
         if has_processed_items(prompt):
@@ -61,7 +62,7 @@ def guard_process_tokens(process_tokens: Any) -> Any:
             prompt = {**prompt, "prompt_token_ids": ids}
         return process_tokens(self, salt_uuids(prompt), *args, **kwargs)
 
-    return guard_and_process
+    return check_and_process
 
 
 def _rewrite_bare_prompt(plan: Plan, prompt: Mapping[str, Any]) -> list[int]:
@@ -88,15 +89,20 @@ def salt_uuids(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def wrap_default_chat_tok_params(default_chat_tok_params: Any) -> Any:
-    """Wrap vLLM's options of the tokenizer for a text that a chat template has begun."""
+    """Wrap vLLM's options of the tokenizer for a text that a chat template has written.
 
-    def begin_no_text(self: Any) -> Any:
+    The template writes the special tokens with which the tokenizer surrounds texts (BOS), and the
+    tokenizer would add them a second time.
+    """
+
+    def leave_out_special_tokens(self: Any) -> Any:
+        # vLLM's is a property: this reads it
         params = default_chat_tok_params.__get__(self, type(self))
         if not _serves_spec(self):
             return params
         return params.with_kwargs(add_special_tokens=False)
 
-    return property(begin_no_text)
+    return property(leave_out_special_tokens)
 
 
 # -- while the conversations of a request are rendered ---------------------------------------------
@@ -111,10 +117,10 @@ def wrap_render_chat(render_chat: Any) -> Any:
 
     @wraps(render_chat)
     def render_and_locate(self: Any, *args: Any, **options: Any) -> Any:
-        request = SERVER_REQUEST.get()
-        if request is None or not _serves_spec(self):
+        server_request = SERVER_REQUEST.get()
+        if server_request is None or not _serves_spec(self):
             return render_chat(self, *args, **options)
-        with _locate_errors(self, request):
+        with _locate_errors(self, server_request):
             return render_chat(self, *args, **options)
 
     return render_and_locate
@@ -123,36 +129,36 @@ def wrap_render_chat(render_chat: Any) -> Any:
 def wrap_render_chat_async(render_chat: Any) -> Any:
     """Wrap vLLM's asynchronous function as `wrap_render_chat` does.
 
-    Besides, no route adds the beginning of a text twice.
+    Besides, no route has the tokenizer add the special tokens that a chat template has written.
     """
     signature = inspect.signature(render_chat)
 
     @wraps(render_chat)
     async def render_and_locate(self: Any, *args: Any, **options: Any) -> Any:
-        request = SERVER_REQUEST.get()
-        if request is None or not _serves_spec(self):
+        server_request = SERVER_REQUEST.get()
+        if server_request is None or not _serves_spec(self):
             return await render_chat(self, *args, **options)
         call = signature.bind(self, *args, **options)
         tok_params = call.arguments.get("tok_params")
-        if request.begins_twice and tok_params is not None:
+        if server_request.adds_special_tokens_twice and tok_params is not None:
             call.arguments["tok_params"] = tok_params.with_kwargs(add_special_tokens=False)
-        with _locate_errors(self, request):
+        with _locate_errors(self, server_request):
             return await render_chat(*call.args, **call.kwargs)
 
     return render_and_locate
 
 
 @contextmanager
-def _locate_errors(renderer: Any, request: ServerRequest) -> Iterator[None]:
+def _locate_errors(renderer: Any, server_request: ServerRequest) -> Iterator[None]:
     """Give the errors of one conversation the path in the body of what they are about."""
-    conversation = request.next_conversation()
+    conversation = server_request.next_conversation()
     try:
         yield
     except TooManyPixels:
         raise
     except InputError as error:
         spec_name = renderer.mm_processor.plan.spec.name
-        located_error = request.locate(error, spec_name, conversation)
+        located_error = server_request.locate(error, spec_name, conversation)
         if located_error is None:
             raise
         raise Refused(located_error) from error
@@ -161,7 +167,7 @@ def _locate_errors(renderer: Any, request: ServerRequest) -> Iterator[None]:
 # -- before the engine -----------------------------------------------------------------------------
 
 
-def guard_process_inputs(process_inputs: Any) -> Any:
+def wrap_process_inputs(process_inputs: Any) -> Any:
     """Make vLLM's last step before the engine check a request.
 
     Besides, all items of the request take part in the exchange with the cache.
@@ -180,11 +186,11 @@ def guard_process_inputs(process_inputs: Any) -> Any:
             additional = getattr(config, "additional_config", None)
             trusts = isinstance(additional, Mapping) and additional.get(TRUST) is True
             admit(renderer.mm_processor.plan, prompt, params, config, trusts=trusts)
-        request = process_inputs(self, request_id, prompt, *args, **kwargs)
-        if request.mm_features:
+        engine_request = process_inputs(self, request_id, prompt, *args, **kwargs)
+        if engine_request.mm_features:
             cache = getattr(renderer, "mm_processor_cache", None)
-            request.mm_features = adopt_features(request.mm_features, cache)
-        return request
+            engine_request.mm_features = adopt_features(engine_request.mm_features, cache)
+        return engine_request
 
     return admit_and_process
 
@@ -226,13 +232,13 @@ _GATHER_ITEMS = (
 )
 
 PATCHES = (
-    Patch(guard_process_inputs, ("v1.engine.input_processor:InputProcessor.process_inputs",)),
+    Patch(wrap_process_inputs, ("v1.engine.input_processor:InputProcessor.process_inputs",)),
     Patch(wrap_add_request, (f"{_CLIENT}:InprocClient.add_request",)),
     Patch(wrap_add_request, (f"{_CLIENT}:SyncMPClient.add_request",)),
     Patch(wrap_add_request, (f"{_CLIENT}:AsyncMPClient.add_request_async",)),
     Patch(wrap_add_request, (f"{_CLIENT}:DPAsyncMPClient.add_request_async",)),
-    Patch(guard_process_tokens, (f"{_RENDERER}._process_tokens",)),
-    Patch(guard_process_tokens, (f"{_RENDERER}._process_tokens_async",)),
+    Patch(wrap_process_tokens, (f"{_RENDERER}._process_tokens",)),
+    Patch(wrap_process_tokens, (f"{_RENDERER}._process_tokens_async",)),
     Patch(chat.wrap_read_part, _READ_PART),
     Patch(chat.wrap_gather_items, _GATHER_ITEMS),
     Patch(wrap_default_chat_tok_params, (f"{_RENDERER}.default_chat_tok_params",), until_ids=True),

@@ -4,14 +4,16 @@ A processor unpacks vLLM's arguments, and hands the request to its `RequestPipel
 marks the methods that vLLM calls; see `mmkit.vllm_api.hooks`. The arguments are what has changed
 most since 0.11:
 
-=============== ==================================================================================
-vLLM            the processor
-=============== ==================================================================================
-0.11.2 to 0.16  takes the parts of a request one by one; before 0.16 it parses the data itself
-0.17 to 0.28    takes a request as one `ProcessorInputs`; its prompt may be a text
-0.29, 0.30      sees token ids only
-0.31 to 0.33    makes the dummy inputs itself; the cache comes with the request
-=============== ==================================================================================
+======================= ========== =============================================================
+flag of `compat`        holds      the processor then
+======================= ========== =============================================================
+`TAKES_PARTS`           up to 0.16 takes the parts of a request one by one; from 0.17 on one
+                                   `ProcessorInputs`
+not `INFO_PARSES`       up to 0.15 parses the data itself
+`PROMPTS_ARE_IDS`       from 0.29  sees token ids only; before, a prompt may be a text
+`HOLDS_CACHE`           up to 0.30 has the cache; from 0.31 on it comes with the request
+`BUILDER_MAKES_DUMMIES` up to 0.30 leaves the dummy inputs to the builder; from 0.31 makes them
+======================= ========== =============================================================
 
 Features of vLLM decide, no version number.
 """

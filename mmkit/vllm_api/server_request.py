@@ -28,15 +28,15 @@ class ServerRequest:
     """One HTTP request, or one message of a session.
 
     Attributes:
-        begins_twice: whether vLLM's options of the route's tokenizer begin a text that a chat
-            template has begun already.
+        adds_special_tokens_twice: whether vLLM's options of the route let the tokenizer add the
+            special tokens (BOS) that a chat template has written already.
 
     Args:
         pixels: how many pixels its media may have together.
         refusal: makes the error for a request that has more.
         field: the field of the body that has the messages; empty where none has.
         item_paths: the paths of the items, for each conversation; a body may hold several.
-        begins_twice: see above.
+        adds_special_tokens_twice: see above.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class ServerRequest:
         refusal: Callable[[], InputError],
         field: str = "",
         item_paths: Sequence[ItemPaths] = (),
-        begins_twice: bool = False,
+        adds_special_tokens_twice: bool = False,
     ) -> None:
         self._pixels = pixels
         self._refusal = refusal
         self._field = field
         self._item_paths = item_paths
-        self.begins_twice = begins_twice
+        self.adds_special_tokens_twice = adds_special_tokens_twice
         self._conversation_count = 0
         self._lock = threading.Lock()
 

@@ -223,7 +223,7 @@ def render_ids(instance: Any, token_ids: list[Any]) -> list[int]:
     def process_tokens(renderer: Any, prompt: Any) -> Any:
         return prompt
 
-    guarded = patches.guard_process_tokens(process_tokens)
+    guarded = patches.wrap_process_tokens(process_tokens)
     renderer = SimpleNamespace(mm_processor=instance)
     return guarded(renderer, {"prompt_token_ids": token_ids})["prompt_token_ids"]
 

@@ -50,7 +50,7 @@ def requests_are_the_same(name):
             assert find_difference(vllm_path.collect_outcome(here), vllm_path.collect_outcome(there)) is None
 
     processes = RenderProcesses(offload.make_recipe(processor), 1)
-    ours = offload.wrap_process_tokens(theirs, processes)
+    ours = offload.wrap_process_tokens_async(theirs, processes)
     with closing(processes):
         same()
 
