@@ -70,7 +70,7 @@ def bind_plan(*modalities, processor=None, **prompts):
 
 UPDATES = {
     "replace": replace(0),
-    "in_place": already_expanded(),
+    "already_expanded": already_expanded(),
     "start": insert(at="start"),
     "after": insert(after=0),
 }

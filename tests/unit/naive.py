@@ -1,6 +1,7 @@
 """Independent, deliberately naive references: layouts token by token, and placement by scanning the prompt once.
 
-Both are written from the documentation of mmkit, not from its code, and use plain lists and tuples only.
+Both are written from the documentation of mmkit, not from its code, and use plain lists and tuples only. The words
+are those of `mmkit.plan.placement`; the algorithm is another one.
 
 A layout is a tree: ``("token", v)``, ``("embed", v)``, ``("repeat", tree, v)``, ``("sequence", trees)``,
 ``("where", v, limit, tree, other)``, the tree for values above the limit, or ``("each", over, body, sep, last)``, where
@@ -66,11 +67,11 @@ def lay(tree: tuple[Any, ...], env: dict[str, dict[str, Any]], loops: Sequence[i
 # -- placement ---------------------------------------------------------------------------------------------------------
 
 
-class Alternative(NamedTuple):
-    """One of the ways to place an item.
+class Update(NamedTuple):
+    """One of the updates of an item.
 
     Attributes:
-        kind: replace, in_place, start, end or after.
+        kind: replace, already_expanded, or start or after, which insert.
         target: the ids that the item replaces, or after which it is inserted.
         layout: the ids of the item.
         embed_ids: those of them that receive an encoder row.
@@ -82,11 +83,11 @@ class Alternative(NamedTuple):
     embed_ids: set[int]
 
 
-Items = dict[str, list[list[Alternative]]]
-"""The alternatives of each item, by modality."""
+Items = dict[str, list[list[Update]]]
+"""The updates of each item in order of preference, by modality."""
 
 
-class PlacedItem(NamedTuple):
+class Placement(NamedTuple):
     modality: str
     index: int
     start: int
@@ -94,15 +95,15 @@ class PlacedItem(NamedTuple):
 
 
 class PlacedPrompt(NamedTuple):
-    ids: list[int]
-    items: list[PlacedItem]
+    token_ids: list[int]
+    placements: list[Placement]
 
 
-Reading = Literal["layouts", "targets", "either"]
-"""What stands for items in a prompt."""
+PromptForm = Literal["expanded", "unexpanded", "mixed"]
+"""What stands for items in a prompt: layouts, targets and anchors, or either."""
 
 
-def place(prompt: list[int], items: Items, surplus: list[list[int]] | None = None) -> PlacedPrompt | None:
+def place(prompt: list[int], items: Items, reserved: list[list[int]] | None = None) -> PlacedPrompt | None:
     """Return the new prompt and its items; None where the request is refused.
 
     A prompt that holds every layout is expanded already. Else every item has a target or anchor, or, if that does not
@@ -112,14 +113,14 @@ def place(prompt: list[int], items: Items, surplus: list[list[int]] | None = Non
     Args:
         prompt: what the caller wrote.
         items: the items of the request.
-        surplus: what would stand for items that the request does not have.
+        reserved: targets of items that the request does not have.
     """
-    readings: list[Reading] = ["targets", "either"]
+    forms: list[PromptForm] = ["unexpanded", "mixed"]
     if _is_expanded(prompt, items):
-        readings.insert(0, "layouts")
+        forms.insert(0, "expanded")
     with suppress(Ambiguous):
-        for reading in readings:
-            placed = _Scan(prompt, items, reading).run(surplus or [])
+        for form in forms:
+            placed = _Scan(prompt, items, form).run(reserved or [])
             if placed is not None:
                 return placed
     return None
@@ -144,14 +145,14 @@ class _Anchor(NamedTuple):
     position: int
     modality: str
     index: int
-    alternative: Alternative
+    update: Update
 
 
 class _Match(NamedTuple):
     """What stands for an item in the prompt."""
 
     modality: str
-    alternative: Alternative
+    update: Update
     length: int
     is_layout: bool
 
@@ -177,18 +178,18 @@ class _Scan:
         texts: the parts of the prompt between items.
     """
 
-    def __init__(self, prompt: list[int], items: Items, reading: Reading) -> None:
+    def __init__(self, prompt: list[int], items: Items, form: PromptForm) -> None:
         self.prompt = prompt
         self.items = items
-        self.reading = reading
+        self.form = form
         self.anchors: list[_Anchor] = []
         self.waiting: dict[str, list[int]] = {}
         self.ids: list[int] = []
-        self.placed: list[PlacedItem] = []
+        self.placed: list[Placement] = []
         self.spans: list[_Span] = []
         self.texts: list[list[int]] = [[]]
 
-    def run(self, surplus: list[list[int]]) -> PlacedPrompt | None:
+    def run(self, reserved: list[list[int]]) -> PlacedPrompt | None:
         self.find_anchors()
         position = 0
         while position < len(self.prompt):
@@ -204,7 +205,7 @@ class _Scan:
         self.put_anchored(position)
 
         num_items = sum(len(items_of_modality) for items_of_modality in self.items.values())
-        if self.is_surplus_in_texts(surplus) or len(self.placed) != num_items:
+        if self.has_left_over(reserved) or len(self.placed) != num_items:
             return None
         if self.is_target_inside_layout():
             raise Ambiguous
@@ -213,10 +214,10 @@ class _Scan:
     def find_anchors(self) -> None:
         """Find the items with an anchor. Of a modality, these are the first ones; the others wait for a target."""
         for modality, items_of_modality in self.items.items():
-            for index, alternatives in enumerate(items_of_modality):
+            for index, updates in enumerate(items_of_modality):
                 anchored = None
-                if self.reading == "targets" and modality not in self.waiting:
-                    anchored = _find_anchored(self.prompt, alternatives)
+                if self.form == "unexpanded" and modality not in self.waiting:
+                    anchored = _find_anchored(self.prompt, updates)
                 if anchored is None:
                     self.waiting.setdefault(modality, []).append(index)
                 else:
@@ -225,21 +226,21 @@ class _Scan:
     def put_anchored(self, position: int) -> None:
         for anchor in self.anchors:
             if anchor.position == position:
-                self.put(anchor.modality, anchor.index, anchor.alternative)
+                self.put(anchor.modality, anchor.index, anchor.update)
 
     def put_match(self, position: int, match: _Match) -> None:
         index = self.waiting[match.modality].pop(0)
         end = position + match.length
         is_target = False
-        for alternative in self.items[match.modality][index]:
-            if alternative.kind == "replace" and alternative.target == self.prompt[position:end]:
+        for update in self.items[match.modality][index]:
+            if update.kind == "replace" and update.target == self.prompt[position:end]:
                 is_target = True
         self.spans.append(_Span(match.modality, position, end, is_target))
-        self.put(match.modality, index, match.alternative)
+        self.put(match.modality, index, match.update)
 
-    def put(self, modality: str, index: int, alternative: Alternative) -> None:
-        self.placed.append(PlacedItem(modality, index, len(self.ids), alternative.layout))
-        self.ids.extend(alternative.layout)
+    def put(self, modality: str, index: int, update: Update) -> None:
+        self.placed.append(Placement(modality, index, len(self.ids), update.layout))
+        self.ids.extend(update.layout)
         self.texts.append([])
 
     def find_match(self, position: int) -> _Match | None:
@@ -248,8 +249,8 @@ class _Scan:
         for modality in self.items:
             indices = self.waiting.get(modality)
             if indices:
-                alternatives = self.items[modality][indices[0]]
-                match = _match(self.prompt[position:], modality, alternatives, self.reading)
+                updates = self.items[modality][indices[0]]
+                match = _match(self.prompt[position:], modality, updates, self.form)
                 if match is not None:
                     matches.append(match)
         if not matches:
@@ -259,16 +260,16 @@ class _Scan:
             raise Ambiguous
         return matches[0]
 
-    def is_surplus_in_texts(self, surplus: list[list[int]]) -> bool:
-        """Return whether a placeholder or a target is left between the items."""
-        targets = list(surplus)
+    def has_left_over(self, reserved: list[list[int]]) -> bool:
+        """Return whether a placeholder or a target is left over between the items."""
+        targets = list(reserved)
         embed_ids: set[int] = set()
         for items_of_modality in self.items.values():
-            for alternatives in items_of_modality:
-                for alternative in alternatives:
-                    embed_ids |= alternative.embed_ids
-                    if alternative.kind == "replace":
-                        targets.append(alternative.target)
+            for updates in items_of_modality:
+                for update in updates:
+                    embed_ids |= update.embed_ids
+                    if update.kind == "replace":
+                        targets.append(update.target)
         for text in self.texts:
             if embed_ids.intersection(text):
                 return True
@@ -284,8 +285,8 @@ class _Scan:
         for span in self.spans:
             covered.update(range(span.start, span.end))
         for modality, items_of_modality in self.items.items():
-            for alternatives in items_of_modality:
-                layout = alternatives[0].layout
+            for updates in items_of_modality:
+                layout = updates[0].layout
                 for start in _find_all(self.prompt, layout):
                     end = start + len(layout)
                     has_inside = self.has_target_of_other_modality(modality, start, end)
@@ -301,24 +302,24 @@ class _Scan:
         return False
 
 
-def _find_anchored(prompt: list[int], alternatives: list[Alternative]) -> Alternative | None:
-    """Return the first alternative that inserts the item into the prompt; at the start, its target is empty."""
-    for alternative in alternatives:
-        if alternative.kind == "start":
-            return alternative
-        if alternative.kind == "after" and _begins_with(prompt, alternative.target):
-            return alternative
+def _find_anchored(prompt: list[int], updates: list[Update]) -> Update | None:
+    """Return the first update that inserts the item into the prompt; at the start, its target is empty."""
+    for update in updates:
+        if update.kind == "start":
+            return update
+        if update.kind == "after" and _begins_with(prompt, update.target):
+            return update
     return None
 
 
-def _match(ids: list[int], modality: str, alternatives: list[Alternative], reading: Reading) -> _Match | None:
+def _match(ids: list[int], modality: str, updates: list[Update], form: PromptForm) -> _Match | None:
     """Return what stands for an item at the beginning of these ids."""
-    for alternative in alternatives:
-        kind, target, layout, _ = alternative
-        if (reading != "targets" or kind == "in_place") and _begins_with(ids, layout):
-            return _Match(modality, alternative, len(layout), is_layout=True)
-        if reading != "layouts" and kind == "replace" and _begins_with(ids, target):
-            return _Match(modality, alternative, len(target), is_layout=target == layout)
+    for update in updates:
+        kind, target, layout, _ = update
+        if (form != "unexpanded" or kind == "already_expanded") and _begins_with(ids, layout):
+            return _Match(modality, update, len(layout), is_layout=True)
+        if form != "expanded" and kind == "replace" and _begins_with(ids, target):
+            return _Match(modality, update, len(target), is_layout=target == layout)
     return None
 
 

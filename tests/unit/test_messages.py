@@ -1345,7 +1345,7 @@ def test_a_prompt_that_lacks_a_target():
         ),
         pytest.param(
             [4, 3, 4],
-            ("in_place", []),
+            ("already_expanded", []),
             "spec.n[0]: expected the layout [3] outside other items, got none but in [4, 3, 4], which stands for m[0]. "
             "Write one layout for each item.",
             id="layout",
@@ -1402,7 +1402,7 @@ def test_a_prompt_that_lacks_a_layout():
         "spec.m: expected 2 layouts [5] * 2 in the prompt for 2 items, got 1, and 1 placeholder [5] beside. Write …"
     )
     with rejects(NotFound, sentence):
-        place_items([5, 5, 5], ("in_place", []), ("in_place", []))
+        place_items([5, 5, 5], ("already_expanded", []), ("already_expanded", []))
 
 
 def test_a_prompt_that_starts_otherwise():

@@ -2,7 +2,17 @@
 
 A spec is declared, and bound to a config and a tokenizer. Then a request with two items runs through the steps that
 `mmkit.vllm_api.pipeline.RequestPipeline` takes in vLLM; here without vLLM, its cache and its hashes.
-docs/how-it-works.md tells the same in words, and numbers the steps.
+docs/how-it-works.md tells the same in words, and numbers the steps. Steps that need vLLM are shown elsewhere:
+
+===== ===================================================================================================
+step  first test to read
+===== ===================================================================================================
+2, 3  `test_a_uuid_names_the_item_of_its_own_tenant` in tests/path/test_processor.py
+4, 8  `test_cache_halves.py` in tests/path: a request that is rendered looks, and moves nothing
+9     `test_an_id_outside_the_vocabulary_does_not_reach_the_engine` in tests/path/test_processor.py
+10    `test_cache_halves.py` again: a request that is sent moves both halves
+11    `test_series.py` in tests/engine
+===== ===================================================================================================
 """
 
 from types import SimpleNamespace
@@ -13,7 +23,6 @@ import torch
 
 from examples.series.untrained import make_tokenizer
 from mmkit import InputError, Modality, ModelSpec, Tensor, batched, between, ceil_div, cfg, fields, replace, tok
-from mmkit.language.layout import as_text
 from mmkit.plan.item import Item
 from mmkit.plan.placement import Placement
 from mmkit.plan.plan import Plan
@@ -119,7 +128,7 @@ def test_step_6_lay_out_fills_in_what_each_item_becomes_in_the_prompt(plan: Plan
     assert first.tokens.num_embeds == 2  # of them, those that take a row of the encoder
     assert list(second.tokens.ids) == [PATCH]
     (resolved,) = first.updates
-    assert as_text(resolved.target) == as_text((SERIES,))
+    assert tuple(resolved.target) == (SERIES,)
 
 
 def test_step_7_place_writes_the_layouts_over_their_targets(plan: Plan, items: list[Item]) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -22,38 +23,50 @@ from . import naive
 from .common import CONFIG, Tokenizer, make_item_layout, make_modality, refuses
 
 
-def make_layout_of_alternatives(alternatives):
+class Placing(NamedTuple):
+    """What became of a prompt.
+
+    Attributes:
+        placed: as naive.place returns it; None where the prompt is refused.
+        refusal: why, for whoever reads a failure of these tests.
+    """
+
+    placed: naive.PlacedPrompt | None
+    refusal: InputError | None = None
+
+
+def make_layout_of_updates(updates):
     """Return the ItemLayout of an item of naive.py."""
-    layout, embed_ids = alternatives[0].layout, alternatives[0].embed_ids
-    updates = []
-    for alternative in alternatives:
-        assert alternative.layout == layout
-        updates.append((alternative.kind, alternative.target))
-    return make_item_layout(layout, updates, embed_ids)
+    layout, embed_ids = updates[0].layout, updates[0].embed_ids
+    kinds_and_targets = []
+    for update in updates:
+        assert update.layout == layout
+        kinds_and_targets.append((update.kind, update.target))
+    return make_item_layout(layout, kinds_and_targets, embed_ids)
 
 
 def place_with_mmkit(prompt, items, reserved=NO_TARGETS):
-    """Place items of naive.py, and return what naive.place returns."""
+    """Place items of naive.py."""
     before = list(prompt)
     layouts = {}
     for name, items_of_modality in items.items():
-        layouts[name] = [make_layout_of_alternatives(alternatives) for alternatives in items_of_modality]
+        layouts[name] = [make_layout_of_updates(updates) for updates in items_of_modality]
     try:
         ids, placements = place(prompt, layouts, "spec", reserved)
-    except InputError:
-        return None
+    except InputError as refusal:
+        return Placing(None, refusal)
     finally:
         assert prompt == before, "the caller's prompt was changed"
     placed = []
     for placement in placements:
-        placed.append(naive.PlacedItem(placement.modality, placement.index, placement.start, placement.tokens.ids))
-    return naive.PlacedPrompt(ids, placed)
+        placed.append(naive.Placement(placement.modality, placement.index, placement.start, placement.tokens.ids))
+    return Placing(naive.PlacedPrompt(ids, placed))
 
 
 # -- against the reference --------------------------------------------------------------------------------------------
 
-KINDS = st.sampled_from(["replace", "in_place", "start", "after"])
-KINDS_MOSTLY_REPLACE = st.sampled_from(["replace", "replace", "in_place", "start", "after"])
+KINDS = st.sampled_from(["replace", "already_expanded", "start", "after"])
+KINDS_MOSTLY_REPLACE = st.sampled_from(["replace", "replace", "already_expanded", "start", "after"])
 MODALITY_NAMES = st.sampled_from([("a",), ("a", "b"), ("b", "a"), ("a", "b", "c")])
 
 
@@ -76,10 +89,10 @@ def requests(draw):
         for _ in range(draw(st.sampled_from([1, 2, 3, 0]))):
             ids = draw(few_ids) + draw(st.sampled_from([[]] + targets))
             embeds = {draw(st.sampled_from(ids[-1:] + ids))}
-            alternatives = []
+            updates = []
             for kind, target in zip(kinds, targets, strict=True):
-                alternatives.append(naive.Alternative(kind, target, ids, embeds))
-            items[name].append(alternatives)
+                updates.append(naive.Update(kind, target, ids, embeds))
+            items[name].append(updates)
             pieces.append(ids if is_expanded else draw(st.sampled_from(targets + [ids])))
             if draw(st.booleans()):
                 pieces.append(draw(text))
@@ -88,22 +101,21 @@ def requests(draw):
     prompt = []
     for piece in pieces:
         prompt += piece
-    surplus = draw(st.lists(few_ids, max_size=1))
-    return prompt, items, surplus
+    reserved = draw(st.lists(few_ids, max_size=1))
+    return prompt, items, reserved
 
 
 @settings(max_examples=scaled(400))
 @given(requests())
 def test_agrees_with_the_naive_reference(request_):
     """Whatever is written, expanded, missing or too much. What is expanded is not expanded again."""
-    prompt, items, surplus = request_
-    reserved = ReservedTargets({tuple(target): "a" for target in surplus})
-    result = place_with_mmkit(prompt, items, reserved)
-    event("placed" if result else "refused")
-    assert result == naive.place(prompt, items, surplus)
-    if result is not None:
-        again = place_with_mmkit(result.ids, items)
-        assert again is None or again.ids == result.ids
+    prompt, items, reserved = request_
+    placing = place_with_mmkit(prompt, items, ReservedTargets({tuple(target): "a" for target in reserved}))
+    event("placed" if placing.placed else "refused")
+    assert placing.placed == naive.place(prompt, items, reserved), placing.refusal
+    if placing.placed is not None:
+        again = place_with_mmkit(placing.placed.token_ids, items)
+        assert again.placed is None or again.placed.token_ids == placing.placed.token_ids
 
 
 # -- examples --------------------------------------------------------------------------------------------------------
@@ -111,13 +123,13 @@ def test_agrees_with_the_naive_reference(request_):
 E = 9  # receives an encoder row
 
 
-def list_alternatives(*targets, ids=(E, E), kind="replace"):
-    """Return the alternatives of an item of these ids: one for each of these targets."""
-    return [naive.Alternative(kind, target, list(ids), {E}) for target in targets]
+def list_updates(*targets, ids=(E, E), kind="replace"):
+    """Return the updates of an item of these ids: one for each of these targets."""
+    return [naive.Update(kind, target, list(ids), {E}) for target in targets]
 
 
-AT_START = list_alternatives([], kind="start")
-IN_PLACE_OF_1 = list_alternatives([1])
+AT_START = list_updates([], kind="start")
+IN_PLACE_OF_1 = list_updates([1])
 
 
 @pytest.mark.parametrize(
@@ -125,55 +137,53 @@ IN_PLACE_OF_1 = list_alternatives([1])
     [
         pytest.param(
             [1],
-            {"a": AT_START, "b": list_alternatives([], kind="start", ids=[8, E])},
+            {"a": AT_START, "b": list_updates([], kind="start", ids=[8, E])},
             [9, 9, 8, 9, 1],
             id="modalities at the start stand in the order of the spec",
         ),
         pytest.param(
             [1, 0, 1],
-            {"a": list_alternatives([1], ids=[8, E]), "b": IN_PLACE_OF_1},
+            {"a": list_updates([1], ids=[8, E]), "b": IN_PLACE_OF_1},
             [8, 9, 0, 9, 9],
             id="modalities that share a target take it in the order of the spec",
         ),
         pytest.param(
             [1, 0, 1],
-            {"b": IN_PLACE_OF_1, "a": list_alternatives([1], ids=[8, E])},
+            {"b": IN_PLACE_OF_1, "a": list_updates([1], ids=[8, E])},
             [9, 9, 0, 8, 9],
             id="in another order of the spec, in that order",
         ),
+        pytest.param([1, 2], {"a": list_updates([1, 2], [1])}, [9, 9], id="the first update of an item comes first"),
         pytest.param(
-            [1, 2], {"a": list_alternatives([1, 2], [1])}, [9, 9], id="the first alternative of an item comes first"
-        ),
-        pytest.param(
-            [1, 3], {"a": list_alternatives([1, 2], [1])}, [9, 9, 3], id="the second one where the first is absent"
+            [1, 3], {"a": list_updates([1, 2], [1])}, [9, 9, 3], id="the second one where the first is absent"
         ),
         pytest.param(
             [1, 2, 3],
-            {"a": list_alternatives([1, 2], kind="after"), "b": list_alternatives([2, 3])},
+            {"a": list_updates([1, 2], kind="after"), "b": list_updates([2, 3])},
             None,
             id="no anchor is inside a target",
         ),
         pytest.param(
             [7, 1, 8, 2],
-            {"a": IN_PLACE_OF_1, "b": list_alternatives([2], ids=[7, 1, E])},
+            {"a": IN_PLACE_OF_1, "b": list_updates([2], ids=[7, 1, E])},
             [7, 9, 9, 8, 7, 1, 9],
             id="a part of a layout is no layout",
         ),
         pytest.param(
             [7, 1, 8, 2],
-            {"a": list_alternatives([1], ids=[1, E]), "b": list_alternatives([2], ids=[7, 1, 8])},
+            {"a": list_updates([1], ids=[1, E]), "b": list_updates([2], ids=[7, 1, 8])},
             None,
             id="no target is inside a layout of another modality",
         ),
         pytest.param(
             [7, 1, 8, 2],
-            {"b": list_alternatives([2], ids=[7, 1, 8]), "a": list_alternatives([1], ids=[1, E])},
+            {"b": list_updates([2], ids=[7, 1, 8]), "a": list_updates([1], ids=[1, E])},
             None,
             id="nor in another order of the spec",
         ),
         pytest.param(
             [1, 2],
-            {"a": list_alternatives([1], ids=[E]), "b": list_alternatives([2], ids=[1])},
+            {"a": list_updates([1], ids=[E]), "b": list_updates([2], ids=[1])},
             [9, 1],
             id="unless targets are all of that layout",
         ),
@@ -181,9 +191,9 @@ IN_PLACE_OF_1 = list_alternatives([1])
 )
 def test_which_item_comes_first(prompt, items, ids):
     """Written out, as the reference may be wrong as well."""
-    items_by_modality = {name: [alternatives] for name, alternatives in items.items()}
-    result = place_with_mmkit(prompt, items_by_modality)
-    assert (None if result is None else result.ids) == ids
+    items_by_modality = {name: [updates] for name, updates in items.items()}
+    placed, refusal = place_with_mmkit(prompt, items_by_modality)
+    assert (None if placed is None else placed.token_ids) == ids, refusal
 
 
 # -- tokens that merge ------------------------------------------------------------------------------------------------
