@@ -533,7 +533,8 @@ class HF(Part):
         kwargs: arguments of every call: ``{"sampling_rate":
             proc.feature_extractor.sampling_rate}``. A request cannot change them.
         one_by_one: call the processor once per item, where its output for an item depends on the
-            other items of the batch, for example by padding.
+            other items of the batch, for example by padding, or where it takes all items for those
+            of one prompt and returns one batch for them.
     """
 
     processor: Converted[Value | Callable[..., Any], Any] = parameter(_as_processor, default=None)

@@ -26,6 +26,13 @@ ProcessedFields: TypeAlias = Sequence[dict[str, Any]]
 included."""
 
 
+_ONE_BY_ONE = (
+    "If the processor takes all items for those of one prompt, call it for each: "
+    "hf(..., one_by_one=True)."
+)
+"""The remedy where a Hugging Face processor returns one batch for several items, as Idefics2's."""
+
+
 class NeedsProcessing(SpecError):
     """The layout of an item reads a field that does not follow from the facts of the item.
 
@@ -394,7 +401,13 @@ class FieldProcessor:
             return self._derive_all(step.field, batch, scopes)
         if is_in_parts:
             return step.field.take_parts(raw[step.name], scopes)
-        return step.field.split(raw[step.name], scopes)
+        data = raw[step.name]
+        try:
+            return step.field.split(data, scopes)
+        except SpecError as error:
+            if self.hf_call is not None and len(scopes) > 1 and _has_one_entry(data):
+                raise SpecError(f"{error} {_ONE_BY_ONE}") from error
+            raise
 
     def _derive_all(self, field: Field, batch: ItemBatch, scopes: Sequence[Scope]) -> Sequence[Any]:
         """Return the parts of a derived field.
@@ -437,6 +450,13 @@ class FieldProcessor:
             step.field.check(part, scope, index)
         except SpecError as error:
             raise InputError(f"{step.where}: {error}") from error
+
+
+def _has_one_entry(data: Any) -> bool:
+    """Return whether a processed tensor, or list of tensors, has an extent of 1."""
+    if isinstance(data, torch.Tensor):
+        return data.shape[:1] == (1,)
+    return isinstance(data, list) and len(data) == 1
 
 
 def order_fields(fields: Mapping[str, Field]) -> list[str]:

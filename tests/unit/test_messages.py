@@ -1075,6 +1075,25 @@ def test_items_that_the_hugging_face_processor_refuses():
         preview({"m": ZEROS}, process=hf(), processor=reject_call)
 
 
+def return_one_batch(m, **options):
+    """Return one batch for all items, as Idefics2's processor does."""
+    return {"x": torch.stack(list(m))[None]}
+
+
+def test_a_hugging_face_processor_that_returns_one_batch_for_all_items():
+    parts = dict(item=Tensor((3,)), layout=embed(5), fields={"x": batched()})
+    sentence = (
+        "spec.m, fields['x']: expected 2 items along the first dimension, got 1. If the processor takes all items for "
+        "those of one prompt, call it for each: hf(..., one_by_one=True)."
+    )
+    with rejects(SpecError, sentence):
+        preview({"m": [torch.zeros(3)] * 2}, [5, 5], process=hf(), processor=return_one_batch, **parts)
+
+    items = [torch.zeros(3), torch.ones(3)]
+    expanded = preview({"m": items}, [5, 5], process=hf(one_by_one=True), processor=return_one_batch, **parts)
+    assert [field["x"].tolist() for field in expanded.fields["m"]] == [[[0, 0, 0]], [[1, 1, 1]]]
+
+
 def test_an_option_of_a_request_that_is_named_as_an_input():
     plan = bind_plan(make_modality(process=hf()), processor=reject_call)
     with_option = plan_for_options(plan, {"m": 0}, reject_call)
