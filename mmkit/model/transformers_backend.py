@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import wraps
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -26,6 +25,7 @@ from vllm.model_executor.models.utils import WeightsMapper
 from ..errors import MmkitError, SpecError, convert_errors
 from ..vllm_api.compat import find
 from .mixin import MultiModalModel
+from .weight_names import WeightNames
 
 # vLLM calls this in `__init__`; were it renamed, towers would silently get vLLM's layers
 find("model_executor.models.transformers:TransformersForCausalLM.recursive_replace")
@@ -84,7 +84,7 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
         self._where = f"{self.mm_spec.name}, {self.hf_class.__name__}"
         self._check_engine(vllm_config)
         self._head_name = ""
-        self._tie_head(vllm_config.model_config.hf_config)
+        self._examine_class(vllm_config.model_config.hf_config)
         with self._make_hf_model():
             super().__init__(vllm_config=vllm_config, prefix=prefix)
         if not _MAPS_BY_INSTANCE:
@@ -160,14 +160,16 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
         with convert_errors(f"{self._where}.__init__", expected):
             return self.hf_class._from_config(config, **options)
 
-    def _tie_head(self, config: Any) -> None:
-        """Find whether the author's class shares the weight of its head with the embeddings.
+    def _examine_class(self, config: Any) -> None:
+        """Find how the author's class names weights, and whether its head shares its weight.
 
-        vLLM reads it from the config. There a model with a language model inside may say otherwise
-        than the language model, and a class with a head of its own may share nothing.
+        Whether the head has the weight of the embeddings vLLM reads from the config. There a model
+        with a language model inside may say otherwise than the language model, and a class with a
+        head of its own may share nothing.
         """
         with torch.device("meta"):
             model = self._make_without_weights(config)
+        self._weight_names = WeightNames(self._where, model)
         head = _find_head(model, _find_decoder(model))
         embeddings = model.get_input_embeddings()
         self._has_tied_head = head is not None and head.weight is embeddings.weight
@@ -225,13 +227,14 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
         self.quant_config = None  # it gets the names below
         super()._create_hf_to_vllm_mapper()
         self.quant_config = quant_config
-        patterns: dict[Any, str | None] = {}
+        # the mapper calls `search` and `sub` of its patterns, and no other method
+        patterns: dict[Any, str | None] = {self._weight_names: ""}
         for pattern, new in self.hf_to_vllm_mapper.orig_to_new_regex.items():
             if new is None:  # weights to ignore
                 patterns[pattern] = None
         patterns[re.compile(rf"^{re.escape(self._head_name)}\.")] = "lm_head."
         patterns[re.compile(r"^(?!lm_head\.)")] = "model."
-        self.hf_to_vllm_mapper = replace(self.hf_to_vllm_mapper, orig_to_new_regex=patterns)
+        self.hf_to_vllm_mapper = WeightsMapper(orig_to_new_regex=patterns)
         self._maybe_apply_model_mapping()
 
     def load_weights(self, weights: Any) -> set[str]:
@@ -239,8 +242,12 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
 
         Raises:
             MmkitError: as `MultiModalModel.load_weights`.
-            SpecError: the class does something to logits that vLLM cannot do.
+            SpecError: the class does something to logits that vLLM cannot do, or transformers
+                converts the values of a weight.
         """
+        weights = self._weight_names.refuse_converted(weights)
+        if not _MAPS_BY_INSTANCE:
+            weights = self._weight_names.rename_all(weights)
         loaded = super().load_weights(weights)
         if hasattr(self, "logits_processor"):  # not in a model that vLLM converts for pooling
             self._adopt_logits()

@@ -200,11 +200,12 @@ def _count_rows(
 # -- weights ---------------------------------------------------------------------------------------
 
 
-def _inherit_renamings(cls: type) -> None:
+def _inherit_renamings(cls: Any) -> None:
     """Register how transformers renames published weights of a class for its subclass, too.
 
-    Transformers 5 finds the renamings by the names of its own classes and model types. Transformers
-    4 has them as an attribute, which is inherited.
+    Transformers 5 finds the renamings by the name of a class, or else by the model type of its
+    config, and ignores both for classes of other packages that are not registered. Transformers 4
+    has them as an attribute, which is inherited.
     """
     try:
         mapping: Any = importlib.import_module("transformers.conversion_mapping")
@@ -213,13 +214,20 @@ def _inherit_renamings(cls: type) -> None:
     for base in cls.__mro__[1:]:
         if not base.__module__.startswith("transformers.models."):
             continue
+        key = cls.__name__
         renamings = mapping.get_checkpoint_conversion_mapping(base.__name__)
         if renamings is None:
-            model_type = getattr(getattr(base, "config_class", None), "model_type", None)
-            renamings = mapping.get_checkpoint_conversion_mapping(model_type)
+            # by the model type for the subclass, too: by its name, transformers would rename once
+            # more for each part with the same config
+            key = _find_model_type(cls)
+            renamings = mapping.get_checkpoint_conversion_mapping(_find_model_type(base))
         if renamings is not None:
-            mapping.register_checkpoint_conversion_mapping(cls.__name__, renamings, overwrite=True)
+            mapping.register_checkpoint_conversion_mapping(key, renamings, overwrite=True)
         return
+
+
+def _find_model_type(model_class: Any) -> str | None:
+    return getattr(model_class.config_class, "model_type", None)
 
 
 def _find_missing_language_weights(model: Any, missing: Sequence[str]) -> list[str]:

@@ -13,6 +13,10 @@ class RightForCausalLM(WavesForCausalLM):
     """It runs."""
 
 
+class ConvertedForCausalLM(WavesForCausalLM):
+    """Transformers converts a weight of its checkpoints."""
+
+
 class ComputedForCausalLM(WavesForCausalLM):
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import conversion_mapping
 from vllm import ModelRegistry
 
 from examples.series import CHECKPOINT
 from examples.series.configuration import WavesConfig
 from mmkit import SpecError, serve_transformers
+from mmkit.model.weight_names import WeightNames
 from mmkit.testing.processors import load_model_config
 from mmkit.testing.vllm_model import load_model
 from tests.path import one_classes
@@ -106,6 +108,38 @@ def test_models_that_cannot_be_made(name: str, sentence: str, tmp_path: Path) ->
     with pytest.raises(SpecError) as caught, load(tmp_path, name):
         pass
     assert str(caught.value).startswith(sentence)
+
+
+def make_weight_names(name: str, conversion: Any) -> WeightNames:
+    """Return the names of the weights of a class, for which transformers has a conversion."""
+    conversion_mapping.register_checkpoint_conversion_mapping(name, [conversion], overwrite=True)
+    with torch.device("meta"):
+        model = getattr(one_classes, name)(WavesConfig.from_pretrained(CHECKPOINT))
+    return WeightNames(f"waves, {name}", model)
+
+
+def test_names_of_weights_without_the_prefix_of_the_base_model() -> None:
+    renaming = conversion_mapping.WeightRenaming(r"^published\.", "encoder.")
+    names = make_weight_names("RightForCausalLM", renaming)
+    assert names.rename("layers.0.mlp.up_proj.weight") == "model.layers.0.mlp.up_proj.weight"
+    assert names.rename("model.norm.weight") == "model.norm.weight"
+    assert names.rename("published.up.weight") == "encoder.up.weight"
+    assert names.rename("model.published.up.weight") == "model.published.up.weight"  # no renaming matches
+    assert names.rename("lm_head.weight") == "lm_head.weight"
+
+
+def test_a_weight_whose_values_transformers_converts() -> None:
+    converter = conversion_mapping.WeightConverter(
+        "encoder.up.weight", "encoder.up.weight", operations=[conversion_mapping.Transpose(0, 1)]
+    )
+    names = make_weight_names("ConvertedForCausalLM", converter)
+    sentence = (
+        "waves, ConvertedForCausalLM, weight encoder.up.weight: expected the values of a parameter of the class, got "
+        "some that transformers splits, joins or turns. Load the checkpoint by from_pretrained of the class, and save "
+        "it by save_pretrained(folder, save_original_format=False)."
+    )
+    weights = [("model.norm.weight", torch.zeros(1)), ("encoder.up.weight", torch.zeros(1))]
+    expect_refusal(SpecError, sentence, list, names.refuse_converted(weights))
 
 
 FORWARDS = [
