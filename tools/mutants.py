@@ -41,7 +41,8 @@ from tqdm import tqdm
 from tools.shared import ROOT
 
 MODULES = """\
-language/expr language/layout language/field language/modality language/spec
+language/expr language/operations language/scope language/layout language/field
+language/modality language/spec
 language/items/base language/items/tensor language/items/media
 plan/parsing plan/processing plan/layouts plan/modality plan/placement plan/placing
 plan/placing_errors plan/merging plan/text_targets plan/plan"""

@@ -26,12 +26,13 @@ from rich.text import Text
 from typer import Option
 
 from ..errors import InputError, MmkitError, convert_errors
-from ..language.expr import STATIC, Scope, evaluate
+from ..language.expr import Scope, evaluate
 from ..language.field import Field
 from ..language.items import write_shape
 from ..language.layout import Fixed
 from ..language.modality import Modality
 from ..language.node import Dependency, dependencies, write_source
+from ..language.operations import STATIC
 from ..language.spec import Declaration, Output
 from ..plan.modality import BoundModality
 from ..plan.outline import find_unknown_reads

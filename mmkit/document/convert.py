@@ -12,13 +12,14 @@ from typing import Any, NoReturn, TypeVar, get_args
 from pydantic import ValidationError
 
 from ..errors import SpecError, describe_error, locate_errors
-from ..language.expr import Expr, is_operation
+from ..language.expr import Expr
 from ..language.field import HF
 from ..language.items import ItemType
 from ..language.items.tensor import Text
 from ..language.layout import Layout
 from ..language.modality import Modality
 from ..language.node import Node, is_equal_declaration
+from ..language.operations import is_operation
 from ..language.spec import Declaration
 from .functions import FunctionReader, Functions, FunctionStubs, FunctionWriter
 from .models import VERSION, PartModel, SpecModel, find_model

@@ -18,9 +18,10 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
 from pydantic_core import core_schema
 
 from ..errors import SpecError
-from ..language.expr import Expr, is_operation
+from ..language.expr import Expr
 from ..language.layout import Layout, layout
 from ..language.node import Part, is_equal_declaration, map_values, write_source
+from ..language.operations import is_operation
 from .functions import FUNCTION_NAME, FunctionReader, FunctionWriter
 from .source import LIBRARY, MAX_CHARACTERS, MAX_NUMBER, parse_source
 

@@ -36,16 +36,7 @@ import numpy as np
 import torch
 
 from ..errors import SpecError, convert_errors
-from .expr import (
-    Expr,
-    Scope,
-    Value,
-    as_expression,
-    as_expression_tuple,
-    as_expressions,
-    evaluate,
-    to_python,
-)
+from .expr import Expr, Scope, Value, as_expression, as_expression_tuple, as_expressions, evaluate
 from .items import Size, dtype_name, fits, write_shape
 from .layout import to_whole
 from .node import (
@@ -58,6 +49,7 @@ from .node import (
     map_values,
     parameter,
 )
+from .scope import to_python
 
 # -- fields ----------------------------------------------------------------------------------------
 

@@ -34,17 +34,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import torch
 
 from ..errors import SpecError
-from .expr import (
-    Count,
-    Expr,
-    LoopVariable,
-    Scope,
-    Value,
-    as_expression,
-    is_operation,
-    to_python,
-    write_operand,
-)
+from .expr import Count, Expr, Scope, Value, as_expression
 from .node import (
     LOOP,
     Converted,
@@ -56,6 +46,8 @@ from .node import (
     list_parts,
     parameter,
 )
+from .operations import LoopVariable, is_operation, write_operand
+from .scope import to_python
 from .vocabulary import fill_template
 
 LayoutLike: TypeAlias = "Layout | Expr | int | list[Any] | tuple[Any, ...] | Callable[[Scope], Any]"

@@ -170,7 +170,9 @@ class Part(Node):
     """A part of a declaration that is bound to a config and a tokenizer."""
 
     def bind(self, scope: Any) -> Any:
-        """Return this part with everything that depends on `cfg`, `proc` and `tok` only evaluated.
+        """Return this part with everything evaluated that is static.
+
+        See `mmkit.language.operations.STATIC`.
 
         A part with nothing to evaluate is returned itself.
         """
@@ -308,7 +310,7 @@ def _are_identical(results: list[Any], values: tuple[Any, ...]) -> bool:
 
 
 def fold(value: Any, scope: Any) -> Any:
-    """Replace every part that depends on `cfg`, `proc`, `kwargs` and `tok` only by its value.
+    """Replace every part that is static by its value; see `mmkit.language.operations.STATIC`.
 
     Raises:
         SpecError: a config or processor attribute is missing.

@@ -11,13 +11,14 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from ..errors import convert_errors
-from .expr import Count, Scope, Value, as_expression, is_operation
+from .expr import Count, Scope, Value, as_expression
 from .field import HF
 from .items.tensor import Tensor
 from .layout import EndingWith, Layout, LayoutLike, Replace
 from .layout import layout as as_layout
 from .modality import Modality
 from .named_part import NamedPart, check_name, require, require_known_when_bound
+from .operations import is_operation
 from .policy import Concat, Policy
 
 Rewrite: TypeAlias = "EndingWith | Callable[[Scope], Any]"

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import InputError, SpecError, locate_errors
-from ..language.expr import COUNT, INDEX, Scope, evaluate, to_python
+from ..language.expr import COUNT, INDEX, Scope, evaluate
 from ..language.layout import Insert, ItemTokens, Layout, Replace, Target, Update, to_whole
 from ..language.node import Dependency, Node, dependencies
+from ..language.scope import to_python
 from ..language.vocabulary import check_spec_ids, describe_ids
 from .guard import IdRecorder, PlaceholderGuard
 from .memo import NOT_CACHEABLE, Memo, Once

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import InputError
-from ..language.expr import Fields
 from ..language.field import Batched, Batching, Field
 from ..language.items import ItemType
 from ..language.items.base import describe_array
 from ..language.items.memory import copy_if_shared
 from ..language.items.tensor import Tensor
+from ..language.scope import Fields
 from .soundness import check_rows
 
 

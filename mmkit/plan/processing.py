@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from ..errors import InputError, SpecError, convert_errors, locate_errors, report_as_spec_error
-from ..language.expr import Fields, Scope
+from ..language.expr import Scope
 from ..language.field import Field, Identity, remove_padding
 from ..language.items import ItemType
 from ..language.node import dependencies, evaluate_all
+from ..language.scope import Fields
 from .hf_calls import HFCall, call_together
 from .parsing import ItemBatch
 from .scopes import ItemScopes, refuse_item

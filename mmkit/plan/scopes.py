@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..errors import InputError, MmkitError, SpecError, relocate
-from ..language.expr import Fields, Scope
+from ..language.expr import Scope
 from ..language.items import ItemType
+from ..language.scope import Fields
 from .parsing import Embedding
 
 

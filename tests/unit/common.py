@@ -10,8 +10,8 @@ import pytest
 
 import mmkit
 from mmkit import InputError, Modality, ModelSpec, Tensor, already_expanded, batched, cfg, embed, insert, replace
-from mmkit.language.expr import dependencies
 from mmkit.language.layout import ItemTokens, nothing
+from mmkit.language.node import dependencies
 from mmkit.plan.placement import ItemLayout, ResolvedUpdate
 
 NAMES = {}

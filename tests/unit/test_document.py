@@ -43,7 +43,7 @@ from mmkit.document import FunctionStubs, build_json_schema, find_differences, f
 from mmkit.document.models import MODELS, PARTS, SpecModel
 from mmkit.document.notations import HF_PROCESSORS
 from mmkit.document.source import LIBRARY, MAX_CHARACTERS, MAX_DEPTH, MAX_NODES, parse_source
-from mmkit.language import expr, layout
+from mmkit.language import expr, layout, operations
 from mmkit.language.field import Field
 from mmkit.language.items import ItemType
 from mmkit.language.items.size import Between
@@ -197,7 +197,7 @@ OPERATIONS = {
 
 
 def test_every_operation_of_the_language_is_read() -> None:
-    missing = set(expr._OPERATIONS) - set(OPERATIONS)
+    missing = set(operations._OPERATIONS) - set(OPERATIONS)
     assert not missing, f"mmkit/document/source.py: read the operations {missing}, and write an example of each here"
     for name, value in OPERATIONS.items():
         if name != "function":
@@ -238,7 +238,7 @@ def list_subclasses(kind: type) -> Iterator[type]:
             yield from list_subclasses(subclass)
 
 
-BASES = {Node, Part, NamedPart, Layout, Update, Field, ItemType, media._Media}
+BASES = {Node, operations.Recorded, Part, NamedPart, Layout, Update, Field, ItemType, media._Media}
 """Classes that no author writes."""
 
 AS_TEXT = {expr.Expr, Between, Concat, *list_subclasses(Layout)}

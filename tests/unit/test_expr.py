@@ -17,17 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmkit import SpecError, ceil_div, cfg, embed, fields, item, kwargs, later, maximum, minimum, proc, tok, where
-from mmkit.language.expr import (
-    Expr,
-    Fields,
-    Scope,
-    as_expression,
-    dependencies,
-    evaluate,
-    fold,
-    is_equal_declaration,
-    to_python,
-)
+from mmkit.language.expr import Expr, Scope, as_expression, evaluate
+from mmkit.language.node import dependencies, fold, is_equal_declaration
+from mmkit.language.scope import Fields, to_python
 from mmkit.language.vocabulary import Vocabulary
 
 from .common import NAMES, Tokenizer, find_leaves

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from ...errors import InputError, SpecError
-from ..expr import Count, Expr, Scope, as_expression, as_expressions, to_python
+from ..expr import Count, Expr, Scope, as_expression, as_expressions
 from ..node import Converted, parameter
+from ..scope import to_python
 from .base import GIB, ItemType, count_drawn_values, repeat_values
 from .facts import AudioFacts, Facts, ImageFacts, VideoFacts
 from .pictures import check_file, import_pil, upright_rgb

@@ -9,7 +9,8 @@ from typing import Any, Self
 import numpy as np
 
 from ...errors import SpecError
-from ..expr import Absent, Scope
+from ..expr import Scope
+from ..scope import Absent
 from .base import ItemType
 from .facts import Facts
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from ...errors import SpecError
-from ..expr import Count, Expr, Scope, as_expression, to_python
+from ..expr import Count, Expr, Scope, as_expression
 from ..node import Converted, Part, parameter
+from ..scope import to_python
 
 
 class Between(Part):
