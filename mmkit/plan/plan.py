@@ -18,6 +18,7 @@ import torch
 
 from ..errors import InputError, SpecError, convert_errors, report_as_options_error
 from ..language.items import select_options
+from ..language.items.values import check_unicode
 from ..language.layout import EndingWith, Target
 from ..language.node import dependencies
 from ..language.spec import Declaration
@@ -462,14 +463,15 @@ class Plan:
             options: of the tokenizer; they take precedence over the spec's.
 
         Raises:
-            InputError: an id that the model does not have, or a text for a model without a
-                tokenizer.
+            InputError: an id that the model does not have, a text that UTF-8 cannot encode, or a
+                text for a model without a tokenizer.
         """
         tokens: Any = prompt
         if isinstance(prompt, str):
             if self.vocabulary is None:
                 where, expected = f"{self.spec.name}.prompt", "token ids"
                 raise InputError(where, expected, "a text", "The model has no tokenizer.")
+            check_unicode(prompt, f"{self.spec.name}.prompt")
             options = {**self.spec.tokenization_kwargs, **options}
             tokens = self.vocabulary.tokenizer.encode(prompt, **options)
         ids: list[int] = list(tokens)

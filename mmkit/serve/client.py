@@ -21,6 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from websockets.sync.client import connect
 
 from ..errors import InputError, MmkitError
+from ..language.items.values import check_unicode
 from . import protocol
 from .decoding import SAMPLING_FIELD
 from .protocol import Generation, ServerMessage
@@ -306,6 +307,8 @@ def build_request(kind: Any, prompt: Any, items: Any, options: Mapping[str, Any]
     """
     fields: dict[str, Any] = {}
     sampling: dict[str, Any] = {}
+    if isinstance(prompt, str):
+        check_unicode(prompt, "prompt")
     if prompt is not None:
         fields["prompt"] = prompt
     if items:

@@ -37,6 +37,7 @@ from ..language.items.lists import List
 from ..language.items.optional import OptionalPart
 from ..language.items.pictures import upright_rgb
 from ..language.items.tensor import DTYPES, Tensor, Text
+from ..language.items.values import check_unicode
 from ..language.layout import Target
 from ..plan.item import Item
 from .decoding import decode_fields, decode_json, quote, starts_with
@@ -135,7 +136,10 @@ def encode_value(value: Any, where: str) -> Any:
         return [encode_value(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, dict):
         return {key: encode_value(part, f"{where}.{key}") for key, part in value.items()}
-    if value is None or type(value) in (bool, int, float, str):
+    if isinstance(value, str):
+        check_unicode(value, where)
+        return value
+    if value is None or type(value) in (bool, int, float):
         return value
     raise InputError(where, "texts, lists, arrays, tensors or images", f"a {type(value).__name__}")
 

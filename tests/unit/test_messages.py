@@ -1043,6 +1043,12 @@ def test_a_text_needs_a_tokenizer():
         SPEC.bind(CONFIG).expand("text", {})
 
 
+def test_a_text_is_one_that_utf_8_can_encode():
+    plan = SPEC.bind(CONFIG, Tokenizer())
+    with rejects(InputError, "spec.prompt: expected a text that UTF-8 can encode, got half of a surrogate pair at 2."):
+        plan.expand("a \ud800", {})
+
+
 def test_a_prompt_consists_of_ids_of_the_vocabulary():
     with rejects(InputError, "spec.prompt[1]: expected a token id …, got -1. Check the tokenizer."):
         PLAN.preview([1, -1], {})

@@ -21,6 +21,7 @@ from mmkit.language.items import ItemType
 from mmkit.language.items.tensor import DTYPES
 from mmkit.serve import protocol
 from mmkit.serve.__main__ import check_environment
+from mmkit.serve.client import build_request
 from mmkit.serve.decoding import decode_json
 from mmkit.serve.protocol import Limits, TooLarge
 from mmkit.serve.wire import Decoder, Media, describe_modality, encode
@@ -140,6 +141,14 @@ def test_a_media_part_may_have_its_type(kind):
 def test_what_the_client_cannot_send(value):
     with pytest.raises(InputError):
         encode({"m": value})
+
+
+def test_the_client_cannot_send_half_of_a_surrogate_pair():
+    sentence = r"expected a text that UTF-8 can encode, got half of a surrogate pair at 1\.$"
+    with pytest.raises(InputError, match=r"items\.m\[0\]\.name: " + sentence):
+        encode({"m": [{"name": "a\ud800"}]})
+    with pytest.raises(InputError, match=r"prompt: " + sentence):
+        build_request(protocol.GenerateRequest, "a\ud800", None, {})
 
 
 # -- embeddings, records, texts ----------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from .values import (
     LARGEST_FLOAT16,
     SCALARS,
     as_array,
+    check_unicode,
     describe,
     dtype_name,
     to_plain_tensor,
@@ -556,11 +557,7 @@ class Text(ItemType):
             for position, character in enumerate(value):
                 if character not in self.alphabet:
                     raise InputError(where, self.expected, f"{character!r} at {position}")
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            got = f"half of a surrogate pair at {error.start}"
-            raise InputError(where, "a text that UTF-8 can encode", got) from None
+        check_unicode(value, where)
         return str(value)
 
     def facts(self, value: str, index: int) -> SimpleNamespace:

@@ -40,6 +40,19 @@ def describe_array(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
+def check_unicode(text: str, where: str) -> None:
+    """Refuse a text that UTF-8 cannot encode.
+
+    Raises:
+        InputError: names the place of half of a surrogate pair.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        got = f"half of a surrogate pair at {error.start}"
+        raise InputError(where, "a text that UTF-8 can encode", got) from None
+
+
 def to_plain_tensor(tensor: torch.Tensor, where: str, expected: str) -> torch.Tensor:
     """Return a tensor as a plain strided one in host memory, without autograd.
 
