@@ -684,6 +684,33 @@ def _spell(sample: Sample, word: str, kind: Any) -> Sample:
     return sample
 
 
+def leave_out_parts(sample: Sample, kind: Any) -> list[Sample]:
+    """Return samples that lack one optional part that a sample has, one for each such part.
+
+    Args:
+        sample: of the type.
+        kind: an item type.
+    """
+    if isinstance(kind, OptionalPart):
+        kind = kind.item
+    smaller: list[Sample] = []
+    if isinstance(sample, RecordSample):
+        for name, part in sample.parts.items():
+            kind_of_part = kind.parts[name]
+            others = leave_out_parts(part, kind_of_part)
+            if kind_of_part.is_optional and not isinstance(part, AbsentSample):
+                others.append(AbsentSample(0))
+            for other in others:
+                smaller.append(replace(sample, parts={**sample.parts, name: other}))
+    elif isinstance(sample, ListSample):
+        for index, element in enumerate(sample.elements):
+            for other in leave_out_parts(element, kind.element):
+                elements = list(sample.elements)
+                elements[index] = other
+                smaller.append(replace(sample, elements=tuple(elements)))
+    return smaller
+
+
 def can_spell(kind: Text, word: str, length: int) -> bool:
     """Return whether a text of this length, in the alphabet of its type, can contain a word."""
     if len(word) > length:

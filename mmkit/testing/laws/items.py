@@ -12,7 +12,7 @@ from ...plan.layouts import TooManyRows
 from .. import vllm_path
 from ..differences import find_difference
 from ..law import Case, NotApplicable, Refused, law
-from ..strategies import ImageSample, Request, Sample
+from ..strategies import ImageSample, Request, Sample, leave_out_parts
 from ..subject import Subject
 from ..updates import find_most_rows
 from ..vllm_model import get_hidden_size, list_embedding_forms, parse_embeddings
@@ -62,7 +62,8 @@ def _is_fitted(subject: Subject, name: str) -> bool:
 def identity(case: Case) -> None:
     """Equal content has equal hashes in every container; other content or options have others.
 
-    The options are those that change what an item becomes: of the request, or of decoding.
+    Other content is also the same item without a part that may be absent. The options are those
+    that change what an item becomes: of the request, or of decoding.
     """
     request = case.draw_request(most=1)
     name = next(iter(request.items))
@@ -86,7 +87,19 @@ def is_never_cached(subject: Subject, name: str) -> bool:
 
 def _check_other_content(case: Case, request: Request, name: str, outcome: Outcome) -> None:
     (sample,) = request.items[name]
-    other: Sample = sample.other()
+    _check_other_sample(case, request, name, outcome, sample.other())
+    if case.subject.plan is None:
+        return
+    smaller = leave_out_parts(sample, case.subject.plan.modalities[name].item)
+    if smaller:
+        other = case.draw(st.sampled_from(smaller))
+        _check_other_sample(case, request, name, outcome, other)
+
+
+def _check_other_sample(
+    case: Case, request: Request, name: str, outcome: Outcome, other: Sample
+) -> None:
+    (sample,) = request.items[name]
     if not find_difference(sample.list_forms()[0], other.list_forms()[0]):
         return
     of_other = _attempt_value(case, request, name, other.value(), request.kwargs)

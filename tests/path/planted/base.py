@@ -167,10 +167,12 @@ PAGE = ModelSpec(
 
 
 def join_strokes(items: Any, scope: Any) -> dict[str, Any]:
-    """Join the strokes of each drawing, behind its mark or a mark of zeros."""
+    """Join the strokes of each drawing, behind its mark with zeros in place of absent numbers."""
     drawings = []
     for value in items:
-        mark = torch.zeros(1, 2) if value["mark"] is None else value["mark"].reshape(1, 2)
+        mark = torch.zeros(1, 2)
+        if value["mark"] is not None:
+            mark[0, : len(value["mark"])] = value["mark"]
         drawings.append(torch.cat([mark, *value["strokes"]]))
     return {"drawing": drawings}
 
@@ -178,7 +180,9 @@ def join_strokes(items: Any, scope: Any) -> dict[str, Any]:
 LISTED = ModelSpec(
     "listed",
     frames(
-        item=Record(strokes=List(Tensor((between(1, 3), 2)), most=3), mark=optional(Tensor((2,), bound=2.0))),
+        item=Record(
+            strokes=List(Tensor((between(1, 3), 2)), most=3), mark=optional(Tensor((between(0, 2),), bound=2.0))
+        ),
         layout=embed(tok["<pad>"])
         + each(item.strokes.elements, lambda stroke: tok["<open>"] + embed(tok["<pad>"]) * stroke.length)
         + where(item.mark, tok["<close>"], []),
@@ -187,7 +191,7 @@ LISTED = ModelSpec(
         embeds=False,
     ),
 )
-"""A list of strokes, and perhaps a mark."""
+"""A list of strokes, and perhaps a mark of up to two numbers."""
 
 
 def frames_with_notes(encode: Callable[[Any, str], list[int]]) -> Modality:

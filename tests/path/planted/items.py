@@ -84,6 +84,19 @@ def hash_of_the_number_of_elements() -> Subject:
     return with_step("hash_items", hash_items, LISTED)
 
 
+@planted("identity", r"'mark': AbsentSample\(seed=0\)\}\) has the same hash")
+def hash_of_an_absent_part() -> Subject:
+    def hash_items(correct, plan, hasher, request):
+        options = sorted(request.options.items())
+        for part in request.items:
+            strokes = [stroke.tolist() for stroke in part.value["strokes"]]
+            # a mark without numbers is another item: its layout has one token more
+            mark = [] if part.value["mark"] is None else part.value["mark"].tolist()
+            part.hash = f"{strokes} {mark} {options}"
+
+    return with_step("hash_items", hash_items, LISTED)
+
+
 def parse_any_container(correct, modality, data):
     """Make tensors of items without a check, and hash them in the container in which they came."""
     if isinstance(data, Mapping):  # embeddings
