@@ -39,12 +39,12 @@ def check(subject: Subject, examples: int) -> Counts:
 
     def compare_drawn(request: Request) -> None:
         nonlocal accepted, refused
-        if compare(processor, subject, request.prompt, request):
+        if compare(processor, subject.processor, request.prompt, request.data()):
             accepted += 1
         else:
             refused += 1
         if tokenizer is not None:
-            compare(processor, subject, tokenizer.decode(request.prompt), request)
+            compare(processor, subject.processor, tokenizer.decode(request.prompt), request.data())
 
     for_each(subject.requests(), compare_drawn, max_examples=examples, database=None)
     return Counts(accepted, refused)
@@ -79,8 +79,14 @@ def _only_vllm_has_processor(subject: Subject) -> bool:
 # -- the comparison of one request -------------------------------------------------------------------------------------
 
 
-def compare(processor: Processor, subject: Subject, prompt: Any, request: Request) -> bool:
-    """Compare what both processors make of a prompt with the items of a request.
+def compare(processor: Processor, processor_of_vllm: Any, prompt: Any, data: Mapping[str, Any]) -> bool:
+    """Compare what both processors make of a prompt with items.
+
+    Args:
+        processor: that for transformers.
+        processor_of_vllm: vLLM's.
+        prompt: a text, or token ids.
+        data: the items, as a caller writes them into `multi_modal_data`.
 
     Returns:
         False where both refuse it.
@@ -88,11 +94,10 @@ def compare(processor: Processor, subject: Subject, prompt: Any, request: Reques
     Raises:
         AssertionError: they differ.
     """
-    data = request.data()
     argument = "text" if isinstance(prompt, str) else "input_ids"
 
     def serve() -> Any:
-        return vllm_path.run(subject.processor, prompt, data)
+        return vllm_path.run(processor_of_vllm, prompt, data)
 
     def process() -> Any:
         return processor(**{argument: prompt}, **data)
@@ -103,7 +108,7 @@ def compare(processor: Processor, subject: Subject, prompt: Any, request: Reques
     assert isinstance(served, str) == isinstance(batch, str), verdicts
     if isinstance(served, str):
         return False
-    _compare_placements(served, batch)
+    _compare_placements(processor, served, batch)
     _compare_fields(processor, served, prompt, data)
     for name, items in served.items.items():
         _compare_model_inputs(name, items, batch)
@@ -129,13 +134,18 @@ def assert_equal(served: Any, processed: Any, where: str) -> None:
     assert not difference, difference
 
 
-def _compare_placements(served: vllm_path.Outcome, batch: Any) -> None:
-    """Compare the ids, the ranges of the items, and the positions that receive rows."""
+def _compare_placements(processor: Processor, served: vllm_path.Outcome, batch: Any) -> None:
+    """Compare the ids, the ranges of the items, and the positions that receive rows.
+
+    For items that become ids only, vLLM gets no ranges.
+    """
     assert_equal(served.ids, batch["input_ids"][0].tolist(), "ids")
     ranges: dict[str, list[Any]] = {}
     embed_positions: list[int] = []
     (placements,) = batch["placeholders"]
     for placement in placements:
+        if processor.plan.modalities[placement.modality].is_ids_only:
+            continue
         mask = tuple(bool(flag) for flag in placement.tokens.mask)
         ranges.setdefault(placement.modality, []).append((placement.start, len(mask), mask))
         for index, embeds in enumerate(mask):
@@ -149,6 +159,9 @@ def _compare_placements(served: vllm_path.Outcome, batch: Any) -> None:
 def _compare_fields(processor: Processor, served: vllm_path.Outcome, prompt: Any, data: Any) -> None:
     """Compare the fields of each item; the preview of a plan also has those that do not reach the model."""
     for name, previewed in processor.plan.preview(prompt, data).fields.items():
+        if processor.plan.modalities[name].is_ids_only:
+            assert name not in served.fields
+            continue
         names = list(served.fields[name][0])
         fields = []
         for of_item in previewed:
@@ -166,11 +179,15 @@ def _compare_model_inputs(name: str, items: list[Any], batch: Any) -> None:
 
 
 def _compare_unexpanded(processor: Processor, served: vllm_path.Outcome, prompt: Any, data: Any) -> None:
-    """Compare the prompt that `unexpand` makes of the expanded one with the caller's."""
+    """Compare the prompt that `unexpand` makes of the expanded one with the caller's.
+
+    The ids of an item that became ids only may stand elsewhere in the prompt, too, and are taken for the item there.
+    """
     plan = processor.plan
     unexpanded = plan.unexpand(served.ids, data)
     assert_equal(served.ids, plan.expand(unexpanded, data), "what unexpand makes, expanded")
-    if not isinstance(prompt, str) and plan.spec.prompt is None:
+    has_ids_only = any(plan.modalities[name].is_ids_only for name in data)
+    if not isinstance(prompt, str) and plan.spec.prompt is None and not has_ids_only:
         assert_equal(prompt, unexpanded, "what unexpand makes")
 
 

@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import functools
-from collections.abc import Iterator
-from types import SimpleNamespace
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -28,6 +28,11 @@ SMALL = Limits(body_bytes=200, sessions=1)
 
 ECHO_ROUTES = ("/v1/other", "/v1/audio/transcriptions", "/health", "/metrics", *MESSAGE_FORMATS)
 """Routes in place of vLLM's, which say what they get."""
+
+Handler = Callable[[Request], Awaitable[Response]]
+"""What answers the requests to a route."""
+
+EMPTY: Mapping[str, Handler] = MappingProxyType({})
 
 SHUTDOWN_ERROR = RuntimeError("cannot schedule new futures after shutdown")
 """What vLLM's renderer raises when it stops."""
@@ -94,8 +99,21 @@ async def fail(request: Request) -> Response:
 
 
 @contextlib.contextmanager
-def serve(limits: Limits = SMALL, *, has_spec: bool = True, engine: Engine | None = None) -> Iterator[TestClient]:
-    """Serve the routes, and give a client of them."""
+def serve(
+    limits: Limits = SMALL,
+    *,
+    has_spec: bool = True,
+    engine: Engine | None = None,
+    handlers: Mapping[str, Handler] = EMPTY,
+) -> Iterator[TestClient]:
+    """Serve the routes, and give a client of them.
+
+    Args:
+        limits: of the server.
+        has_spec: whether its model has a spec.
+        engine: in place of one for Terra.
+        handlers: by path, what answers requests in place of `echo`.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> Any:
@@ -109,7 +127,7 @@ def serve(limits: Limits = SMALL, *, has_spec: bool = True, engine: Engine | Non
     app.add_exception_handler(InputError, handle_input_error)  # type: ignore[arg-type]
     app.include_router(routes.router)
     for path in ECHO_ROUTES:
-        app.api_route(path, methods=["GET", "POST"])(echo)
+        app.api_route(path, methods=["GET", "POST"])(handlers.get(path, echo))
     app.post("/v1/failing")(fail)
     with TestClient(app) as client:
         yield client

@@ -1,0 +1,156 @@
+"""Specs with texts in layouts, lists, absent parts, sentinels and items of ids: all paths make the same of a request.
+
+The paths are `expand`, `unexpand` and `outline` of the plan, vLLM's processor without caches and with two kinds of
+them, the processor for transformers and its chat, `POST /v1/mm/generate`, and a chat by HTTP through vLLM's renderer.
+An account in plain Python says what is expected of each. What one refuses, the others do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from mmkit import InputError
+from mmkit.testing.differences import find_difference
+from mmkit.testing.vllm_path import Outcome
+from tests import hf_law
+from tests.profiles import scaled
+
+from .request_paths import RequestPaths, open_paths
+from .words import DrawnRequest, DrawnSpec, Expected, requests, specs, wrong_requests
+
+pytestmark = pytest.mark.timeout(3000)
+
+REQUESTS_OF_SPEC = 10
+WRONG_REQUESTS_OF_SPEC = 2
+
+
+def test_all_paths_make_the_same_of_a_request() -> None:
+    """500 requests of 50 specs; HYPOTHESIS_PROFILE=thorough draws ten times as many."""
+    counts = Counter[str]()
+
+    @settings(
+        max_examples=scaled(50),
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        # shrinking a request that takes all paths may take an hour
+        phases=[Phase.generate],
+    )
+    @given(specs(), st.data())
+    def check_spec(drawn: DrawnSpec, data: Any) -> None:
+        counts["specs"] += 1
+        with open_paths(drawn) as paths:
+            for _ in range(REQUESTS_OF_SPEC):
+                check_request(paths, data.draw(requests(drawn)), counts)
+            for _ in range(WRONG_REQUESTS_OF_SPEC):
+                check_refusal(paths, data.draw(wrong_requests(drawn)), counts)
+
+    check_spec()
+    print(dict(counts))
+    assert counts["requests"] >= REQUESTS_OF_SPEC * scaled(50)
+    assert counts["chats"] > counts["requests"] / 2
+    assert counts["with items of ids"] > counts["requests"] / 10
+    assert counts["refused"] > WRONG_REQUESTS_OF_SPEC * scaled(50) / 2
+
+
+# -- one request -------------------------------------------------------------------------------------------------------
+
+
+def check_request(paths: RequestPaths, request: DrawnRequest, counts: Counter[str]) -> None:
+    """Send a request on every path.
+
+    Raises:
+        AssertionError: one makes something else of it than the account.
+    """
+    prompt = request.make_prompt()
+    expected = request.expand(prompt)
+    check_plan(paths, request, prompt, expected)
+    check_vllm(paths, request, prompt, expected)
+    assert hf_law.compare(paths.transformers, paths.processor, prompt, request.data)
+    served = paths.generate(prompt, request.data)
+    check_outcome(served, expected)
+    counts["requests"] += 1
+    counts["items"] += sum(map(len, request.data.values()))
+    ids_only = [name for name in request.data if not request.spec.kinds[name].has_rows]
+    counts["with items of ids"] += bool(ids_only)
+    if request.text is not None:
+        # what begins every text is part of a prompt, and of no message
+        of_text = request.expand(request.make_prompt(begins=True))
+        assert paths.plan.expand(request.text, request.data) == of_text.ids
+        check_outcome(paths.run(request.text, request.data), of_text)
+        check_outcome(paths.generate(request.text, request.data), of_text)
+        check_outcome(paths.chat(request.make_messages()), expected)
+        assert paths.train_on_chat(request.make_messages()) == expected.ids
+        counts["chats"] += 1
+
+
+def check_plan(paths: RequestPaths, request: DrawnRequest, prompt: list[int], expected: Expected) -> None:
+    """Expand a prompt, take it back, and plan it by the facts of its items."""
+    plan, data = paths.plan, request.data
+    assert plan.expand(prompt, data) == expected.ids
+    assert plan.expand(expected.ids, data) == expected.ids
+    unexpanded = plan.unexpand(expected.ids, data)
+    assert plan.expand(unexpanded, data) == expected.ids
+    if all(kind.has_rows for kind in request.spec.kinds.values()):
+        assert unexpanded == prompt
+    with_rows = {name: values for name, values in data.items() if request.spec.kinds[name].has_rows}
+    assert plan.expand(expected.ids, with_rows) == expected.ids
+    if not any(request.spec.kinds[name].has_codes for name in data):
+        outline = plan.outline(prompt, data)
+        assert outline.prompt_token_ids == expected.ids
+        rows = {name: values for name, values in outline.rows.items() if name in with_rows}
+        assert rows == {name: [sum(place.mask) for place in places] for name, places in expected.ranges.items()}
+
+
+def check_vllm(paths: RequestPaths, request: DrawnRequest, prompt: list[int], expected: Expected) -> None:
+    """Run a request without caches, and twice with each cache: what comes out of it was put there before."""
+    plain = paths.run(prompt, request.data)
+    check_outcome(plain, expected)
+    for caches in paths.caches:
+        for _ in range(2):
+            cached = paths.run(prompt, request.data, caches)
+            assert not find_difference(plain, cached)
+
+
+def check_outcome(outcome: Any, expected: Expected) -> None:
+    """Compare the outcome of vLLM's path with the account."""
+    assert isinstance(outcome, Outcome), outcome
+    assert outcome.ids == expected.ids
+    assert outcome.ranges == expected.ranges
+    assert outcome.fields.keys() == expected.numbers.keys()
+    for name, numbers in expected.numbers.items():
+        assert [fields[f"{name}_numbers"].tolist() for fields in outcome.fields[name]] == numbers
+
+
+def check_refusal(paths: RequestPaths, request: DrawnRequest, counts: Counter[str]) -> None:
+    """Send a request with a malformed item on every path.
+
+    Raises:
+        AssertionError: a way takes it, or the paths of this process give other reasons.
+    """
+    prompt = request.make_prompt()
+    calls: list[Callable[[], Any]] = [
+        lambda: paths.plan.expand(prompt, request.data),
+        lambda: paths.plan.unexpand(prompt, request.data),
+        lambda: paths.plan.outline(prompt, request.data),
+        lambda: paths.run(prompt, request.data),
+        lambda: paths.run(prompt, request.data, paths.caches[0]),
+        lambda: paths.run(prompt, request.data, paths.caches[1]),
+        lambda: paths.transformers(input_ids=prompt, **request.data),
+        lambda: paths.train_on_chat(request.make_messages()),
+    ]
+    sentences = set()
+    for call in calls:
+        with pytest.raises(InputError) as caught:
+            call()
+        sentences.add(str(caught.value))
+    assert len(sentences) == 1, sentences
+    for answer in (paths.generate(prompt, request.data), paths.chat(request.make_messages())):
+        assert isinstance(answer, str), "a refusal"
+    counts["refused"] += 1
