@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias, assert_never
 
 import torch
@@ -219,7 +220,7 @@ def make_kwargs_item(
     if row_count is not None:
         row_count_key = rows_field(modality.name)
         if row_count_key in forms:
-            fields = {**fields, row_count_key: torch.tensor(row_count)}
+            fields = {**fields, row_count_key: _make_row_count(row_count)}
     elements = {}
     for key, form in forms.items():
         if key not in fields:
@@ -231,6 +232,12 @@ def make_kwargs_item(
             element = vllm_inputs.MultiModalFieldElem(data, form)
         elements[key] = element
     return vllm_inputs.MultiModalKwargsItem(elements)
+
+
+@lru_cache
+def _make_row_count(count: int) -> torch.Tensor:
+    """Return a number of encoder rows as a field; items of one number share it."""
+    return torch.tensor(count)
 
 
 # -- a request for the engine ----------------------------------------------------------------------
@@ -259,17 +266,17 @@ def make_engine_input(
         placements: where the layouts of these items, and of those that become ids only, stand in
             the prompt.
     """
+    items_by_modality = group_by_modality(items)
     ranges: dict[str, list[vllm_inputs.PlaceholderRange]] = {}
-    names = {item.modality for item in items}
     for placement in placements:
-        if placement.modality not in names:
+        if placement.modality not in items_by_modality:
             continue
         tokens = placement.tokens
         place = vllm_inputs.PlaceholderRange(placement.start, len(tokens), tokens.is_embed)
         ranges.setdefault(placement.modality, []).append(place)
     hashes: dict[str, list[str]] = {}
     fields: dict[str, list[Any]] = {}
-    for name, items_of_modality in group_by_modality(items).items():
+    for name, items_of_modality in items_by_modality.items():
         hashes[name] = [item.hash for item in items_of_modality]
         fields[name] = [item.engine_fields for item in items_of_modality]
     kwargs_items = CheckedKwargsItems()

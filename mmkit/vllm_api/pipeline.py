@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from vllm.multimodal.inputs import MultiModalKwargsItem
@@ -73,6 +74,11 @@ class Request:
     tokenization: Mapping[str, Any] = field(default_factory=dict)
     offloaded: Offloaded | None = None
 
+    @cached_property
+    def items_by_modality(self) -> Mapping[str, Sequence[Item]]:
+        """The items, by modality."""
+        return group_by_modality(self.items)
+
 
 class RequestPipeline:
     """Turns requests into vLLM's input for its engine.
@@ -121,19 +127,21 @@ class RequestPipeline:
             SpecError: a mistake of the spec.
         """
         check_ids_and_uuids(self.plan, request)
+        engine_items = select_engine_items(self.plan, request.items)
         with timer("get_mm_hashes"):
             hash_items(self.plan, self._hasher, request)
         with timer("get_cache_missing_items"):
-            missing_items = find_missing_items(self.plan, self._reader, self._id_layouts, request)
+            missing_items = find_missing_items(
+                self.plan, self._reader, self._id_layouts, request, engine_items
+            )
         with timer("apply_hf_processor"):
             self.process_and_lay_out(request, missing_items)
             if request.cache is not None:
-                self._process_items_without_room(request)
+                self._process_items_without_room(request, engine_items)
         with timer("apply_prompt_updates"):
             ids, placements = place_items(self.plan, request)
         with timer("merge_mm_kwargs"):
-            prepare_exchange(self.plan, self._reader, request, self._make_process_again)
-        engine_items = select_engine_items(self.plan, request.items)
+            prepare_exchange(self._reader, request, engine_items, self._make_process_again)
         return make_engine_input(ids, engine_items, placements)
 
     def process_and_lay_out(self, request: Request, items: Sequence[Item]) -> None:
@@ -180,7 +188,7 @@ class RequestPipeline:
                 modality.field_processor.process_spec_item(modality.item.candidates()[0])
                 self._proven_modalities.add(name)
 
-    def _process_items_without_room(self, request: Request) -> None:
+    def _process_items_without_room(self, request: Request, engine_items: Sequence[Item]) -> None:
         """Process items that only the cache has, where it is too small for the request.
 
         Other items of the request may evict them, so their fields must be at hand.
@@ -189,7 +197,6 @@ class RequestPipeline:
             InputError: the cache can never hold an item, before 0.29.
         """
         capacity = find_capacity(request.cache)
-        engine_items = select_engine_items(self.plan, request.items)
         sizes = [item.cache_entry.size for item in engine_items]
         if not SKIPS_LARGE and sizes and max(sizes) > capacity:
             remedy = "Raise --mm-processor-cache-gb, or set it to 0."
@@ -258,7 +265,7 @@ def hash_items(plan: Plan, hasher: VllmItemHasher, request: Request) -> None:
         for item, item_hash in zip(request.items, request.offloaded.hashes, strict=True):
             item.hash = item_hash
         return
-    for name, items in group_by_modality(request.items).items():
+    for name, items in request.items_by_modality.items():
         options = _options_of_modality(plan, request, name)
         hashes = hasher.hash_items(plan.modalities[name], items, options)
         for item, key in zip(items, hashes, strict=True):
@@ -292,22 +299,34 @@ def _size_in_cache(layout: ItemLayout) -> int:
 
 
 def find_missing_items(
-    plan: Plan, reader: CacheReader, id_layouts: Memo, request: Request
+    plan: Plan,
+    reader: CacheReader,
+    id_layouts: Memo,
+    request: Request,
+    engine_items: Sequence[Item],
 ) -> list[Item]:
     """Return the items that are to be processed; fill in the layouts of the others.
 
     A cache has the others, or another request on its way to the engine.
+
+    Args:
+        plan: the server's plan.
+        reader: looks into the cache for the items of the engine.
+        id_layouts: the layouts of items that become ids only, by their hashes.
+        request: the request, with hashed items.
+        engine_items: its items whose fields go to the engine.
     """
     if request.cache is None:
         return request.items
-    reader.find_items(request.cache, select_engine_items(plan, request.items))
-    for item in request.items:
-        if plan.modalities[item.modality].is_ids_only:
-            item.layout = id_layouts.find(item.hash)
+    reader.find_items(request.cache, engine_items)
     missing_items: list[Item] = []
-    for name, items in group_by_modality(request.items).items():
-        missing = [item for item in items if item.layout is None]
-        if missing and not plan.modalities[name].may_cache(len(items)):
+    for name, items in request.items_by_modality.items():
+        modality = plan.modalities[name]
+        if modality.is_ids_only:
+            for item in items:
+                item.layout = id_layouts.find(item.hash)
+        missing: Sequence[Item] = [item for item in items if item.layout is None]
+        if missing and not modality.may_cache(len(items)):
             missing = items  # each depends on all of them
         missing_items += missing
     return missing_items
@@ -387,9 +406,9 @@ def place_items(plan: Plan, request: Request) -> PlacedPrompt:
 
 
 def prepare_exchange(
-    plan: Plan,
     reader: CacheReader,
     request: Request,
+    engine_items: Sequence[Item],
     make_process_again: Callable[[Request, Item], Callable[[], MultiModalKwargsItem]],
 ) -> None:
     """Put new items into the cache, and fill in the fields of items that the cache has.
@@ -398,24 +417,23 @@ def prepare_exchange(
     `mmkit.vllm_api.exchange`. Until then, an `UnsentItem` stands for the fields of each item.
 
     Args:
-        plan: the server's plan.
         reader: finds the items for other requests from now on.
         request: one that is complete, and that no later step refuses.
+        engine_items: its items whose fields go to the engine.
         make_process_again: returns what processes an item again that the cache may drop until then.
     """
     cache = request.cache
-    items = select_engine_items(plan, request.items)
-    if cache is None or not items:
+    if cache is None or not engine_items:
         return
-    reader.remember_entries(cache, items)
+    reader.remember_entries(cache, engine_items)
     if not has_two_halves(cache):
-        update_local_cache(cache, items)
+        update_local_cache(cache, engine_items)
         return
-    for item in items:
+    for item in engine_items:
         process_again = None
         if item.engine_fields is None:
             process_again = make_process_again(request, item)
         item.engine_fields = UnsentItem(
             item.modality, item.hash, item.engine_fields, item.cache_entry, cache, process_again
         )
-    reader.remember_unsent(items)
+    reader.remember_unsent(engine_items)

@@ -20,9 +20,9 @@ CACHED = "without a cache and with one in (one process|two processes): "
 
 @planted("cache", r"in one process: fields\['(series|frames)'\]|in two processes: MultiModalCacheMissError: ")
 def items_swapped_after_a_hit() -> Subject:
-    def prepare_exchange(correct, plan, reader, request, *arguments):
+    def prepare_exchange(correct, reader, request, *arguments):
         is_hit = any(part.engine_fields is None for part in request.items)
-        correct(plan, reader, request, *arguments)
+        correct(reader, request, *arguments)
         if not is_hit:
             return
         for group in group_by_modality(request.items).values():
@@ -59,8 +59,8 @@ def target_of_another_position() -> Subject:
 
 @planted("cache", CACHED + "(fields|ids)")
 def receiver_gets_other_data() -> Subject:
-    def find_missing_items(correct, plan, reader, id_layouts, request):
-        missing = correct(plan, reader, id_layouts, request)
+    def find_missing_items(correct, plan, reader, id_layouts, request, engine_items):
+        missing = correct(plan, reader, id_layouts, request, engine_items)
         groups = group_by_modality(request.items)
         for name, of_modality in group_by_modality(missing).items():
             first_values = [part.value for part in groups[name]]
