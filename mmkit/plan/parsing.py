@@ -278,22 +278,27 @@ class ItemParser:
         Raises:
             InputError: a tensor may be a picture as well.
         """
-        remedy = (
-            f'Send embeddings as {{"{self.embeds_field}": ...}}, and pixels as uint8, '
-            "or as an array or tensor in a list."
-        )
         parts = data if isinstance(data, (list, tuple)) else ()
         is_batch = _is_floating(data, 3)
         is_list = bool(parts) and isinstance(parts[0], torch.Tensor) and parts[0].ndim == 2
         if is_batch or is_list:
-            rows = self._parse_rows(data, hidden_size, remedy if is_batch else "")
+            remedy = self._remedy_for_pixels if is_batch else ""
+            rows = self._parse_rows(data, hidden_size, remedy)
             return [Embedding({self.embeds_field: rows_of_item}) for rows_of_item in rows]
         for index, part in enumerate(parts):
             if _is_floating(part, 3) and 3 not in (part.shape[0], part.shape[-1]):
                 got = f"shape {tuple(part.shape)}, which may be embeddings"
                 where = f"{self.where}[{index}]"
-                raise InputError(where, "pixels of three channels", got, remedy)
+                raise InputError(where, "pixels of three channels", got, self._remedy_for_pixels)
         return None
+
+    @property
+    def _remedy_for_pixels(self) -> str:
+        """What to do about a tensor that may be embeddings and pixels as well."""
+        return (
+            f'Send embeddings as {{"{self.embeds_field}": ...}}, and pixels as uint8, '
+            "or as an array or tensor in a list."
+        )
 
     def _parse_rows(
         self, data: Any, hidden_size: int | None, remedy: str = ""

@@ -11,7 +11,7 @@ from enum import Enum
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-from ..language.layout import ItemTokens, Replace, Target, Update, as_text
+from ..language.layout import Insert, ItemTokens, Replace, Target, Update, as_text
 
 
 class PromptForm(Enum):
@@ -81,6 +81,14 @@ class ItemLayout:
     def unexpanded_ids(self) -> Target:
         """The ids that stand for the item in an unexpanded prompt, by the first update."""
         return self.caller_ids[0] or tuple(self.tokens.ids)
+
+    @cached_property
+    def is_inserted(self) -> bool:
+        """Whether an update may insert the layout where nothing stands for the item."""
+        for update, _ in self.updates:
+            if isinstance(update, Insert):
+                return True
+        return False
 
     @cached_property
     def target_texts(self) -> list[str]:

@@ -78,11 +78,12 @@ def place(
     forms_of_ids: dict[str, PromptForm] = {}
     if len(forms) > 1:
         forms_of_ids = _find_forms_of_ids(text, layouts)
-        others = {name: layouts[name] for name in layouts if name not in forms_of_ids}
-        if not others:
+        if len(forms_of_ids) == len(layouts):
             # every modality has its form in `forms_of_ids`, so that one search is enough
             forms = forms[:1]
-        elif forms[0] is PromptForm.EXPANDED and not _has_first_layouts(text, others):
+        elif forms[0] is PromptForm.EXPANDED and not _has_first_layouts(
+            text, layouts, forms_of_ids
+        ):
             # nearly always: the caller has expanded nothing
             forms = forms[1:]
     refusal: WrongForm | None = None
@@ -108,9 +109,19 @@ def may_be_expanded(prompt: list[int], layouts: LayoutsByModality) -> bool:
 # -- the form of a prompt --------------------------------------------------------------------------
 
 
-def _has_first_layouts(text: str, layouts: LayoutsByModality) -> bool:
-    """Return whether the layout of the first item of each modality stands in the prompt."""
-    for item_layouts in layouts.values():
+def _has_first_layouts(
+    text: str, layouts: LayoutsByModality, ignored: Collection[str] = ()
+) -> bool:
+    """Return whether the layout of the first item of each modality stands in the prompt.
+
+    Args:
+        text: the prompt.
+        layouts: per modality and item, the layout.
+        ignored: the modalities of which it may be missing.
+    """
+    for modality, item_layouts in layouts.items():
+        if modality in ignored:
+            continue
         if item_layouts and item_layouts[0].tokens.text not in text:
             return False
     return True
@@ -229,7 +240,22 @@ class _Search:
     # -- 1: find the items -------------------------------------------------------------------------
 
     def _find_items(self) -> list[_Match]:
-        """Return what stands for each item, from left to right.
+        """Return what stands for each item, from left to right."""
+        if len(self._layouts) == 1:  # nearly always
+            (modality,) = self._layouts
+            return self._find_items_of(modality)
+        return self._find_items_of_all()
+
+    def _find_items_of(self, modality: str) -> list[_Match]:
+        """Return what stands for each item of the only modality of a request."""
+        matches: list[_Match] = []
+        for index in range(len(self._layouts[modality])):
+            span = self._find_span(modality, index, matches)
+            matches.append(_Match(modality, index, span))
+        return matches
+
+    def _find_items_of_all(self) -> list[_Match]:
+        """Return what stands for each item of several modalities.
 
         Of each modality, the next item has a span behind the items that are found already. The
         leftmost of these spans is the next match.
@@ -261,13 +287,12 @@ class _Search:
         cursor = matches[-1].span.stop if matches else 0
         layout = self._layouts[modality][index]
         form = self._forms_of_ids.get(modality, self._form)
-        anchor: Span | None = None
-        if form is PromptForm.UNEXPANDED:
+        if form is PromptForm.UNEXPANDED and layout.is_inserted:
             anchor = find_anchor(layout, self._prompt)
-        if anchor is not None:
-            if anchor.start < cursor:
-                raise self._make_inside_other(modality, index, matches[-1])
-            return anchor
+            if anchor is not None:
+                if anchor.start < cursor:
+                    raise self._make_inside_other(modality, index, matches[-1])
+                return anchor
         texts = layout.texts_in(form)
         span = self._find_next_match(texts, cursor)
         if span is None:
@@ -514,7 +539,10 @@ def _find_left_over(remaining: str, item_layouts: Sequence[ItemLayout]) -> str |
 
 def _contains_any(text: str, parts: Collection[str]) -> bool:
     """Return whether any of the parts stands in a text."""
-    return any(part in text for part in parts)
+    for part in parts:
+        if part in text:
+            return True
+    return False
 
 
 def _as_ids(text: str) -> list[int]:
