@@ -208,7 +208,11 @@ class Field(Part):
     @cached_property
     def varies(self) -> bool:
         """Whether the stated shape, the sizes or the value depend on the item."""
-        return self.is_derived or bool(dependencies(self.shape))
+        return self.is_derived or self._shape_varies
+
+    @cached_property
+    def _shape_varies(self) -> bool:
+        return bool(dependencies(self.shape))
 
     def check(self, part: Any, scope: Scope, index: int) -> None:
         """Compare the part of an item with the stated shape and dtype.
@@ -216,18 +220,19 @@ class Field(Part):
         Raises:
             SpecError: they differ.
         """
-        where = f"item {index}"
-        dtype = getattr(part, "dtype", type(part).__name__)
-        name = str(dtype_name(dtype))
-        if self.dtype is not None and self.dtype != name:
-            raise SpecError(where, f"dtype {self.dtype}", name)
+        if self.dtype is not None:
+            dtype = getattr(part, "dtype", type(part).__name__)
+            name = str(dtype_name(dtype))
+            if self.dtype != name:
+                raise SpecError(f"item {index}", f"dtype {self.dtype}", name)
         if self.shape is None:
             return
         shape = tuple(getattr(part, "shape", ()))
         sizes = self.shape
-        if self.varies:
+        if self._shape_varies:
             sizes = evaluate_all(sizes, scope)
         if not fits(shape, sizes):
+            where = f"item {index}"
             raise SpecError(where, f"shape {write_shape(sizes)} per item", str(shape))
 
 

@@ -494,7 +494,10 @@ def _is_short_vector(holder: Any) -> bool:
     """Return whether a value is a tensor or an array of one dimension with a few elements."""
     if not hasattr(type(holder), "tolist"):  # as of tensors and arrays
         return False
-    return holder.ndim == 1 and len(holder) <= _MAX_LISTED
+    if holder.ndim != 1:
+        return False
+    length: int = holder.shape[0]  # `len` of a tensor calls functions of torch in Python
+    return length <= _MAX_LISTED
 
 
 def _explain_element(expr: Recorded, error: Exception, holder: Any, key: Any) -> str:

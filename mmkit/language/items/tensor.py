@@ -193,14 +193,25 @@ class Tensor(ItemType):
         """
         if len(values) > 1 and self.torch_dtype.is_floating_point:
             with suppress(InputError):  # the first item at fault is found one by one
-                tensors = [self._as_fitting_tensor(value, where) for value in values]
-                if _are_alike(tensors):
-                    self._check_values(torch.stack(tensors), where)
-                    items = []
-                    for value, tensor in zip(values, tensors, strict=True):
-                        items.append(_copy_if_shared(value, self._cast(tensor)))
-                    return items
+                return self._canonical_together(values, where)
         return super().canonical_all(values, where)
+
+    def _canonical_together(self, values: Sequence[object], where: str) -> list[torch.Tensor]:
+        """Return items in their canonical form, those that are alike checked together.
+
+        Raises:
+            InputError: an item is malformed; the error does not say which.
+        """
+        tensors = [self._as_fitting_tensor(value, where) for value in values]
+        if _are_alike(tensors):
+            self._check_values(torch.stack(tensors), where)
+        else:
+            for tensor in tensors:
+                self._check_values(tensor, where)
+        items: list[torch.Tensor] = []
+        for value, tensor in zip(values, tensors, strict=True):
+            items.append(_copy_if_shared(value, self._cast(tensor)))
+        return items
 
     def _as_fitting_tensor(self, value: object, where: str) -> torch.Tensor:
         """Return a value as a tensor of a dtype and a shape that are accepted."""
