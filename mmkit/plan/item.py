@@ -24,6 +24,22 @@ class Item:
     An attribute may be filled in twice: where a cache has an item but no room for all items of the
     request, that item is processed and laid out again.
 
+    ================== ========================= ===================================================
+    step               reads                     fills in
+    ================== ========================= ===================================================
+    1 parse                                      the attributes up to `uuid`
+    2 check            `uuid`
+    3 hash             `content`, `uuid`         `hash`
+    4 look up          `hash`                    `layout`, `cache_entry` and perhaps `engine_fields`
+                                                 of items that a cache has. A `layout` that is None
+                                                 from here on: no cache has the item
+    5 process          `value`                   `fields`, without a layout only
+    6 lay out          `value`, `fields`         `layout`, `engine_fields`, `cache_entry`, as in 5
+    7 place            `layout`
+    8 prepare the      `hash`, `engine_fields`,  `engine_fields`
+    exchange           `cache_entry`
+    ================== ========================= ===================================================
+
     Attributes:
         modality: the name of its modality.
         index: its position among the items of its modality in the request.
@@ -36,7 +52,9 @@ class Item:
         hash: its key in vLLM's caches.
         fields: its processed fields by name; None for an item that a cache has.
         layout: what it becomes in the prompt.
-        engine_fields: its fields in vLLM's form; None where only a cache has them.
+        engine_fields: its fields in vLLM's form; None where only a cache has them. Step 8 puts an
+            `UnsentItem` in their place, which has them or knows where they are: from then on it is
+            never None, if the engine has a half of the cache.
         cache_entry: what a cache keeps of it beside the fields.
     """
 

@@ -129,7 +129,11 @@ class BoundModality:
         return self.spec.cacheable is False
 
     def may_cache(self, count: int) -> bool:
-        """Whether vLLM may cache each item of a request with `count` of them by itself."""
+        """Whether vLLM may cache each item of a request with `count` of them by itself.
+
+        If not, what becomes of an item depends on all of them: they are processed together, and
+        the hash of each covers all.
+        """
         if isinstance(self.spec.cacheable, bool):
             return self.spec.cacheable
         scope = self.static.for_item(SimpleNamespace(count=count), None)

@@ -24,6 +24,19 @@ class PromptForm(Enum):
     UNEXPANDED  the target of every item, or the place where its layout is inserted
     MIXED       the layouts of some items, and the targets of the others
     =========== ====================================================================
+
+    Say the target of an image is ``<image>``, and the layout of each of two images ``( p p )``:
+
+    =========== ====================================================================
+    form        a prompt of it
+    =========== ====================================================================
+    EXPANDED    ``( p p ) and ( p p )``
+    UNEXPANDED  ``<image> and <image>``
+    MIXED       ``( p p ) and <image>``
+    =========== ====================================================================
+
+    A prompt that has none of these forms is refused. `place` raises `WrongForm` for a form that the
+    prompt does not have, and goes on to the next one; the error of one of the forms is the refusal.
     """
 
     EXPANDED = "expanded"
