@@ -65,33 +65,32 @@ def _check_ranges(case: Case, request: Request, updates: RequestUpdates) -> None
     """Check each range, and that the prompt without the items is the caller's prompt.
 
     The caller's prompt is rebuilt from the expanded one: the ids between the ranges are copied, and
-    in place of each range comes the target of its item.
+    in place of each range comes the target of its item. Both prompts are compared with their merged
+    tokens split (see `_find_split_range`); for most models this leaves them as they are.
     """
     runs = case.subject.runs
     outcome = _add_ranges_of_ids(case, case.subject.run(request), updates)
-    ids = outcome.ids
     placed = _find_placed_items(case, outcome, updates)
     placed.sort(key=_get_sort_key)
 
-    # runs are split, so that both texts have one token for each character of a run
-    text = runs.split(ids)
-    prompt = runs.split(case.subject.rewrite_prompt(request))
-    rebuilt: list[int] = []
-    end_of_item = 0  # the position after the item before, in `ids`
-    copied = 0  # the position up to which `text` is copied
+    split_ids = runs.split(outcome.ids)
+    rebuilt_prompt: list[int] = []
+    end_of_item = 0  # after the item before, in the ids
+    num_copied = 0  # of the split ids
     for item in placed:
-        surplus = _check_place(case, ids, item, end_of_item)
-        # the token that two layouts share is in the range of the first
-        start = len(runs.split(ids[: item.range.offset])) + surplus.before
-        rebuilt += text[copied:start]
+        surplus = _check_place(case, outcome.ids, item, end_of_item)
+        split_range = _find_split_range(runs, outcome.ids, item.range, surplus)
+        rebuilt_prompt += split_ids[num_copied : split_range.start]
         if not item.update.is_inserted:
-            rebuilt += runs.split(item.update.target)
-        copied = len(runs.split(ids[: item.range.end])) - surplus.after
+            rebuilt_prompt += runs.split(item.update.target)
+        num_copied = split_range.stop
         end_of_item = item.range.end
-    rebuilt += text[copied:]
-    if rebuilt != prompt:
-        here = brief(rebuilt)
-        there = brief(prompt)
+    rebuilt_prompt += split_ids[num_copied:]
+
+    split_prompt = runs.split(case.subject.rewrite_prompt(request))
+    if rebuilt_prompt != split_prompt:
+        here = brief(rebuilt_prompt)
+        there = brief(split_prompt)
         case.fail(f"outside the ranges the prompt is {here}, the caller's {there}")
 
 
@@ -150,6 +149,27 @@ class _Surplus:
 
     before: int
     after: int
+
+
+def _find_split_range(
+    runs: MergedRuns, ids: list[int], item_range: ItemRange, surplus: _Surplus
+) -> range:
+    """Return the positions of a layout once the merged tokens of a prompt are split.
+
+    Say a layout begins and ends with a line break, and two line breaks are one token. Between two
+    such layouts that follow one another stands that token, which both share. It is in the range of
+    the first layout, which so has a character too many: its surplus. Split, the token is two line
+    breaks, and each layout has its own.
+
+    Args:
+        runs: the tokens that merge.
+        ids: the expanded prompt.
+        item_range: the range of the layout in these ids.
+        surplus: the characters of the range that are none of the layout.
+    """
+    start = len(runs.split(ids[: item_range.offset])) + surplus.before
+    stop = len(runs.split(ids[: item_range.end])) - surplus.after
+    return range(start, stop)
 
 
 def _check_place(case: Case, ids: list[int], item: _PlacedItem, end_of_item: int) -> _Surplus:
