@@ -56,6 +56,7 @@ def format_page(entries: Sequence[Entry]) -> str:
         specs=format_specs(entries),
         exceptions=format_exceptions(entries),
         laws=format_laws(entries),
+        one_class=format_releases_without(entries, "one_class"),
     )
 
 
@@ -103,6 +104,14 @@ def _format_cell(name: str, check: Mapping[str, Any] | None) -> str:
     for law in check.get("silent", ()):
         cell += f"; {law} silent"
     return cell
+
+
+def format_releases_without(entries: Sequence[Entry], check: str) -> str:
+    """Return how many releases a check ran on, and those on which it did not run."""
+    without = [str(entry["version"]) for entry in entries if check not in entry["checks"]]
+    if not without:
+        return f"all {len(entries)}"
+    return f"{len(entries) - len(without)}, and not on {', '.join(without)}"
 
 
 def format_laws(entries: Sequence[Entry]) -> str:
