@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from mmkit import SpecError, ceil_div, cfg, embed, fields, item, kwargs, later, maximum, minimum, proc, tok, where
 from mmkit.language.expr import Expr, Scope, as_expression, evaluate
 from mmkit.language.node import dependencies, fold, is_equal_declaration
+from mmkit.language.operations import MAX_BITS
 from mmkit.language.scope import Fields, to_python
 from mmkit.language.vocabulary import Vocabulary
 
@@ -300,6 +301,14 @@ def test_source_and_value(expr, source, value):
     assert to_python(evaluate(expr, SCOPE)) == value
     assert to_python(evaluate(fold(expr, STATIC), SCOPE)) == value
     assert isinstance(value, tuple) or type(evaluate(expr, SCOPE)) is type(value)
+
+
+@pytest.mark.parametrize(("left", "right"), [(1, 1), (0, 2), (2, 0)])
+def test_a_product_that_is_too_long_is_not_computed(left, right):
+    """Neither factor is too long, but both together are."""
+    scope = Scope(cfg=SimpleNamespace(a=1 << left * MAX_BITS // 2, b=1 << right * MAX_BITS // 2))
+    with pytest.raises(SpecError, match=f"a whole number of more than {MAX_BITS} bits"):
+        evaluate(cfg.a * cfg.b, scope)
 
 
 def test_the_scope_of_an_item_has_all_else():

@@ -704,6 +704,23 @@ def test_the_largest_items_are_blank(kind, shapes):
         assert np.unique(np.asarray(candidate)).tolist() == [blank]
 
 
+@pytest.mark.parametrize("kind", [Tensor((3, 4), dtype="int16"), IMAGE, Audio(9), Video(largest=(2, 5, 4))], ids=repr)
+def test_the_bytes_of_an_item_are_those_of_its_numbers(kind):
+    kind = kind.bind(CONFIG)
+    (blank,) = kind.candidates()
+    canonical = kind.canonical(blank, PLACE)
+    num_bytes = canonical.nbytes if hasattr(canonical, "nbytes") else np.asarray(canonical).nbytes
+    assert kind.num_bytes(kind.sizes(canonical)) == num_bytes
+
+
+def test_random_items_take_the_values_of_their_type():
+    generator = np.random.default_rng(0)
+    assert set(Tensor((64,), dtype="bool").bind(CONFIG).random((64,), generator).tolist()) == {False, True}
+    samples = Audio(512).bind(CONFIG).random((512,), generator)
+    assert -1 <= samples.min() < -0.5
+    assert 0.5 < samples.max() <= 1
+
+
 @pytest.mark.parametrize(("fraction", "shape"), [(1, (8, 9, 6, 3)), (0.5, (4, 9, 6, 3)), (0.06, (1, 4, 2, 3))])
 def test_a_smaller_video_has_fewer_frames(fraction, shape):
     (video,) = Video(largest=(8, 6, 9)).bind(CONFIG).candidates(fraction)
