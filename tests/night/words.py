@@ -225,7 +225,9 @@ class Maker:
         refused = st.sampled_from(["", "b" * (most + 1), 3, "\ud800"])
         target = f"<{self.name}>"
         if alphabet is None and len(target) <= most:
-            refused = refused | st.sampled_from([target, f"<{self.name}_row>"])
+            refused = refused | st.just(target)
+            if self.has_rows:
+                refused = refused | st.just(f"<{self.name}_row>")
         template = self.choose(*TEXT_TEMPLATES)
         row, close = self.row, self.close
         encode = self.checkpoint.encode_plainly
