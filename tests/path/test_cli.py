@@ -451,6 +451,7 @@ def test_a_violation_is_a_sentence_without_a_traceback() -> None:
     result = check(f"{__name__}:DOUBLED", "reference", config=ORACLES / "blip2" / "checkpoint")
     assert result.status == 1
     assert re.search(r"reference: the Hugging Face processor and vLLM, .* in Request\(", result.output)
+    assert result.output.count(" in Request(") == 1
     assert "Traceback" not in result.output
 
 
