@@ -28,10 +28,11 @@ class ModelSpec(Declaration, init=False):
         name: the model's name in messages and class names.
         modalities: its modalities.
         prompt: how mmkit rewrites every prompt, with or without items, before it places items:
-            `ending_with`, or a function of a `Scope` to token ids. None leaves prompts as they are.
-            A prompt may come back expanded, so the function must leave its own result unchanged.
+            `ending_with`, ids that take its place, or a function of a `Scope` to token ids. None
+            leaves prompts as they are. A prompt may come back expanded, so the function must leave
+            its own result unchanged.
         decoder_prompt: for an encoder-decoder model, whose items go into the encoder's prompt: the
-            same for the decoder's prompt, or ids that take its place.
+            same for the decoder's prompt; ``ending_with()`` is the caller's prompt itself.
         tokenization_kwargs: how texts are tokenized, unless a request says otherwise:
             ``{"add_special_tokens": False}``. Before vLLM 0.17 this concerns texts with items only.
         merges: a character whose runs are tokens, for example a line break. In a prompt with items,

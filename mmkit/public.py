@@ -13,6 +13,7 @@ from .language.expr import cfg as cfg
 from .language.expr import fields as fields
 from .language.expr import item as item
 from .language.expr import kwargs as kwargs
+from .language.expr import largest_of as largest_of
 from .language.expr import later as later
 from .language.expr import maximum as maximum
 from .language.expr import minimum as minimum
@@ -24,6 +25,7 @@ from .language.field import constant as constant
 from .language.field import derived as derived
 from .language.field import flat as flat
 from .language.field import hf as hf
+from .language.field import identity as identity
 from .language.items import between as between
 from .language.items.lists import List as List
 from .language.items.media import Audio as Audio

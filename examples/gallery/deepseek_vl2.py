@@ -4,8 +4,7 @@ A view is ``side`` rows of patches, each followed by a newline; one separator st
 views. The model writes newlines and separator itself, so all positions take encoder rows.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from math import floor
 
 from mmkit import (
     Image,
@@ -19,29 +18,27 @@ from mmkit import (
     flat,
     hf,
     item,
-    later,
+    largest_of,
+    minimum,
     proc,
     replace,
     tok,
+    where,
 )
 
 
-@later
-def most_tiles(resolutions: Sequence[Sequence[int]]) -> Sequence[int]:
-    """(width, height) of the grid with the most tiles, of several the one with the most rows, which end in newlines."""
-    return max(resolutions, key=lambda size: (size[0] * size[1], size[1]))
+def rank(size):
+    """Return what the best (width, height) of tiles has most of: pixels of the image, then the least area."""
+    scale = minimum(size[0] / item.width, size[1] / item.height)
+    num_pixels = floor(item.width * scale) * floor(item.height * scale)
+    return minimum(num_pixels, item.width * item.height), -size[0] * size[1]
 
 
-@later
-def count_tiles(processor: Any, width: int, height: int, count: int) -> list[int]:
-    """Return [columns, rows] of the local tiles of an image, one of `count` in its request."""
-    if count > 2:
-        return [1, 1]
-    best_width, best_height = processor.select_best_resolution((width, height))
-    return [best_width // processor.image_size, best_height // processor.image_size]
-
-
-TILES = count_tiles(proc, item.width, item.height, item.count)
+# of the grids with the most tiles the one with the most rows, which end in newlines
+LARGEST = largest_of(cfg.candidate_resolutions, by=lambda size: (size[0] * size[1], size[1]))
+BEST = largest_of(proc.candidate_resolutions, by=rank)
+LOCAL_COLUMNS = where(item.count > 2, 1, BEST[0] // proc.image_size)
+LOCAL_ROWS = where(item.count > 2, 1, BEST[1] // proc.image_size)
 SIDE = ceil_div(proc.image_size // proc.patch_size, proc.downsample_ratio)
 COLUMNS, ROWS = fields.images_spatial_crop[0], fields.images_spatial_crop[1]
 IMAGE = embed(tok[proc.image_token])
@@ -50,12 +47,12 @@ DEEPSEEK_VL2 = ModelSpec(
     "deepseek_vl2",
     Modality(
         "image",
-        item=Image(largest=most_tiles(cfg.candidate_resolutions)),
+        item=Image(largest=LARGEST),
         layout=IMAGE * (SIDE * (SIDE + 1) + 1 + ROWS * SIDE * (COLUMNS * SIDE + 1)),
         update=replace(tok[proc.image_token]),
         fields={
             "pixel_values": flat(1 + COLUMNS * ROWS),
-            "images_spatial_crop": derived(TILES, dtype="int64", keep_on_cpu=True),
+            "images_spatial_crop": derived([LOCAL_COLUMNS, LOCAL_ROWS], dtype="int64", keep_on_cpu=True),
         },
         process=hf(text=proc.image_token),
         cacheable=item.count <= 2,

@@ -1,17 +1,17 @@
 """Idefics3: rows of tiles, each tile behind a token with its row and column, then the whole image.
 
-An image that is not split is the whole image alone. A method of the image processor tells rows and columns, and its
-tensors have a dimension more than those of the model.
+An image that is not split is the whole image alone. The tensors of the processor have a dimension more than those of
+the model.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from math import floor
 
 from mmkit import (
     Image,
     Modality,
     ModelSpec,
     batched,
+    ceil_div,
     derived,
     each,
     embed,
@@ -20,27 +20,34 @@ from mmkit import (
     hf,
     item,
     kwargs,
-    later,
     literal,
+    maximum,
+    minimum,
     proc,
     replace,
     tok,
+    where,
 )
 
-
-@later
-def count_tiles(processor: Any, height: int, width: int, options: Mapping[str, Any]) -> list[int]:
-    """Return [rows, columns] of the tiles of an image; zeros for one that is not split.
-
-    transformers before 5 calls an image that is not split one row of one tile.
-    """
-    patches, rows, columns = processor.get_number_of_image_patches(height, width, options)
-    if patches <= 1:
-        return [0, 0]
-    return [rows, columns]
+MAX_EDGE = 4096  # of a resized image, in all checkpoints
+IS_SPLIT = kwargs.get("do_image_splitting", proc.image_processor.do_image_splitting)
+SIZE = kwargs.get("size", proc.image_processor.size)["longest_edge"]
+TILE = kwargs.get("max_image_size", proc.image_processor.max_image_size)["longest_edge"]
 
 
-SIZE = proc.image_processor.size["longest_edge"]
+def find_shorter(longer, ratio):
+    """Return the shorter edge of an image of a width to a height, whose longer edge becomes `longer`."""
+    return floor(where(IS_WIDE, longer / ratio, longer * ratio))
+
+
+# the processor resizes an image twice where it is larger than any checkpoint says
+IS_WIDE = item.width >= item.height
+FIRST = find_shorter(SIZE, item.width / item.height)
+AGAIN = find_shorter(MAX_EDGE, where(IS_WIDE, SIZE / fields.first, fields.first / SIZE))
+ALONG_SHORTER = ceil_div(where(SIZE > MAX_EDGE, maximum(AGAIN, 1), fields.first), TILE)
+ALONG_LONGER = ceil_div(minimum(SIZE, MAX_EDGE), TILE)
+HAS_TILES = IS_SPLIT & (ALONG_SHORTER * ALONG_LONGER > 1)
+TILES = (where(IS_WIDE, ALONG_SHORTER, ALONG_LONGER), where(IS_WIDE, ALONG_LONGER, ALONG_SHORTER))
 ROWS, COLUMNS = fields.grid[0], fields.grid[1]
 BORDER = tok[proc.fake_image_token]
 
@@ -64,7 +71,8 @@ IDEFICS3 = ModelSpec(
         + BORDER,
         update=replace(tok[proc.image_token]),
         fields={
-            "grid": derived(count_tiles(proc.image_processor, item.height, item.width, kwargs), hidden=True),
+            "first": derived(maximum(FIRST + FIRST % 2, 1), hidden=True),
+            "grid": derived([where(HAS_TILES, count, 0) for count in TILES], hidden=True),
             "pixels": batched(hidden=True),
             "mask": batched(hidden=True),
             "num_patches": derived(ROWS * COLUMNS + 1, dtype="int64", keep_on_cpu=True),

@@ -11,15 +11,18 @@ from mmkit import (
     batched,
     ceil_div,
     cfg,
+    derived,
     embed,
+    fields,
     hf,
     item,
+    largest_of,
     later,
     proc,
     where,
 )
 
-from .llava_next import best_size, remove_padding
+from .llava_next import rank, remove_padding
 
 
 @later
@@ -29,9 +32,8 @@ def parse_max_views(ratio: str) -> int:
 
 
 @later
-def reduce_grid(grid: Sequence[int], side: int, max_views: int) -> tuple[int, int]:
+def reduce_grid(rows: int, columns: int, side: int, max_views: int) -> tuple[int, int]:
     """Return (rows, columns) of patches after an image with too many of them is made smaller."""
-    rows, columns = grid
     ratio = sqrt(rows * columns / (max_views * side**2))
     if ratio <= 1.1:
         return rows, columns
@@ -59,10 +61,9 @@ TOWER = cfg.vision_config
 SIZES = cfg.image_grid_pinpoints
 SIDE = TOWER.image_size // TOWER.patch_size
 MAX_VIEWS = parse_max_views(cfg.vision_aspect_ratio)
-BEST = best_size(item.height, item.width, SIZES)
-ROWS = BEST[0] // TOWER.image_size
-COLUMNS = BEST[1] // TOWER.image_size
-GRID = reduce_grid(remove_padding(item.height, item.width, SIDE * ROWS, SIDE * COLUMNS), SIDE, MAX_VIEWS)
+ROWS = fields.tiles[0] // TOWER.image_size
+COLUMNS = fields.tiles[1] // TOWER.image_size
+GRID = fields.grid
 TILE = (3, TOWER.image_size, TOWER.image_size)
 VIEW = SIDE**2 - where(cfg.vision_feature_select_strategy == "default", 1, 0)
 POOLED = ceil_div(SIDE, cfg.get("spatial_pool_stride", 2))
@@ -74,7 +75,12 @@ LLAVA_ONEVISION = ModelSpec(
         item=Image(largest=largest(SIZES, TOWER.patch_size, SIDE, MAX_VIEWS)),
         placeholder=cfg.image_token_index,
         tokens=VIEW + GRID[0] * GRID[1] + GRID[0],
-        fields={"pixel_values": batched(shape=(1 + ROWS * COLUMNS,) + TILE), "image_sizes": batched(keep_on_cpu=True)},
+        fields={
+            "tiles": derived(largest_of(SIZES, by=rank), hidden=True),
+            "grid": derived(reduce_grid(*remove_padding(SIDE * ROWS, SIDE * COLUMNS), SIDE, MAX_VIEWS), hidden=True),
+            "pixel_values": batched(shape=(1 + ROWS * COLUMNS,) + TILE),
+            "image_sizes": batched(keep_on_cpu=True),
+        },
         process=hf(proc.image_processor, one_by_one=True),  # a batch is padded to the most tiles
         embeds=embed(cfg.image_token_index) * item.rows,
     ),

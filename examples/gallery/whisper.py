@@ -1,20 +1,9 @@
 """Whisper (encoder-decoder): the encoder gets nothing but audio, so a caller's prompt is the decoder's."""
 
-from mmkit import Audio, Modality, ModelSpec, Scope, batched, cfg, hf, proc
+from mmkit import Audio, Modality, ModelSpec, batched, cfg, ending_with, hf, literal, proc
 
 EXTRACTOR = proc.feature_extractor
 WINDOW = EXTRACTOR.chunk_length * EXTRACTOR.sampling_rate
-
-
-def encoder_prompt(scope: Scope) -> list[int]:
-    """Return the encoder's prompt: the placeholder of the audio."""
-    return [0]
-
-
-def callers_prompt(scope: Scope) -> list[int]:
-    """Return the prompt of the caller."""
-    return scope.prompt
-
 
 WHISPER = ModelSpec(
     "whisper",
@@ -27,7 +16,7 @@ WHISPER = ModelSpec(
         process=hf(EXTRACTOR, inputs={"audios": "raw_speech"}, kwargs={"sampling_rate": EXTRACTOR.sampling_rate}),
         limit=1,
     ),
-    prompt=encoder_prompt,
-    decoder_prompt=callers_prompt,
+    prompt=literal(0),
+    decoder_prompt=ending_with(),
     tokenization_kwargs={"add_special_tokens": False},
 )

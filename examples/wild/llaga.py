@@ -6,35 +6,24 @@ A template is a tree: each node has `sample_neighbor_size` children, over `use_h
 there is no node: -1 here, -500 there. Between the hops stand rows that are parameters of the model.
 """
 
-from mmkit import Modality, ModelSpec, Record, Scope, Tensor, batched, between, cfg, embed, item, replace, tok
+from mmkit import Modality, ModelSpec, Record, Tensor, batched, between, cfg, embed, item, replace, tok, where
 
-
-def count_nodes(scope: Scope) -> int:
-    """Return the nodes of a template."""
-    count = 0
-    for hop in range(scope.cfg.use_hop + 1):
-        count += scope.cfg.sample_neighbor_size**hop
-    return count
-
-
-def count_rows(scope: Scope) -> int:
-    """Return the nodes of a template, and with special rows one before, between and after the hops."""
-    count = count_nodes(scope)
-    if scope.cfg.mm_use_graph_special_token:
-        count += scope.cfg.use_hop + 2
-    return count
-
+CHILDREN, HOPS = cfg.sample_neighbor_size, cfg.use_hop
+# the sum of CHILDREN**hop over the hops 0 to HOPS
+NODES = where(CHILDREN == 1, HOPS + 1, (CHILDREN ** (HOPS + 1) - 1) // (CHILDREN - 1))
+# special rows stand before, between and after the hops
+SPECIAL_ROWS = where(cfg.mm_use_graph_special_token, HOPS + 2, 0)
 
 LLAGA = ModelSpec(
     "llaga",
     Modality(
         "graph",
         item=Record(
-            nodes=Tensor((count_nodes,), "int64", bound=between(-1, cfg.num_nodes - 1)),
+            nodes=Tensor((NODES,), "int64", bound=between(-1, cfg.num_nodes - 1)),
             embeddings=Tensor((item.nodes.length, cfg.mm_hidden_size)),
         ),
         fields={"nodes": batched(), "embeddings": batched()},
-        layout=embed(tok[cfg.graph_token]) * count_rows,
+        layout=embed(tok[cfg.graph_token]) * (NODES + SPECIAL_ROWS),
         update=replace(tok["<graph>"]),
     ),
 )

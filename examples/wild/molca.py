@@ -6,14 +6,10 @@ The letters stand in the prompt, each by itself, as the language model (Galactic
 rows of a Q-Former, which reads the graph.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from mmkit import (
     Modality,
     ModelSpec,
     Record,
-    Scope,
     Tensor,
     Text,
     batched,
@@ -21,6 +17,7 @@ from mmkit import (
     cfg,
     each,
     embed,
+    identity,
     item,
     later,
     replace,
@@ -30,18 +27,7 @@ from mmkit import (
 MAX_LETTERS = 128
 """Longer SMILES are cut off in the prompt; the graph is whole."""
 
-
-def cut(smiles: str) -> list[str]:
-    """Return the letters that stand in the prompt."""
-    return list(smiles[:MAX_LETTERS])
-
-
-def take_graph(items: Sequence[Mapping[str, Any]], scope: Scope) -> dict[str, list[Any]]:
-    """Return the graphs of molecules, as RDKit makes them: what the encoder reads."""
-    return {name: [molecule[name] for molecule in items] for name in ("atoms", "bonds", "bond_features")}
-
-
-LETTERS = later(cut)(item.smiles.text)
+LETTERS = later(list)(item.smiles.text[:MAX_LETTERS])
 
 MOLCA = ModelSpec(
     "molca",
@@ -53,7 +39,8 @@ MOLCA = ModelSpec(
             bonds=Tensor((2, between(0, cfg.max_bonds)), "int64", bound=between(0, item.atoms.length - 1)),
             bond_features=Tensor((item.bonds.shape[1], 3), "int64"),
         ),
-        process=take_graph,
+        # the encoder reads the graph, as RDKit makes it; the letters are for the layout
+        process=identity(),
         fields={"atoms": batched(), "bonds": batched(), "bond_features": batched()},
         layout=tok["[START_I_SMILES]"]
         + each(LETTERS, lambda letter: tok.text("{}", letter))

@@ -124,6 +124,7 @@ class AudioModel(PartModel):
     rate: Value = None
     most: Value = None
     bound: Value = 8.0
+    least: Value = 1
 
 
 class ListModel(PartModel):
@@ -253,7 +254,7 @@ class EndingWithModel(PartModel):
     part = layout.EndingWith
 
     type: Literal["ending_with"]
-    ids: LayoutSource
+    ids: LayoutSource = Field(default=layout.nothing, json_schema_extra={"default": "nothing"})
 
 
 class IdentityModel(PartModel):

@@ -36,6 +36,7 @@ from ..language.expr import (
     fields,
     item,
     kwargs,
+    largest_of,
     later,
     maximum,
     minimum,
@@ -73,8 +74,8 @@ WORDS: Mapping[str, Callable[..., Any]] = {
     "select": select,
     "where": where,
 }
-"""The words that are called with values; `each`, `later` and `function` have readers of their
-own."""
+"""The words that are called with values; `each`, `largest_of`, `later` and `function` have readers
+of their own."""
 
 NUMBER_WORDS: Mapping[str, Callable[..., Any]] = {
     "abs": abs,
@@ -88,8 +89,10 @@ LIBRARY: Mapping[str, Callable[..., Any]] = {
     "float": float,
     "int": int,
     "len": len,
+    "list": list,
     "max": max,
     "min": min,
+    "sqrt": math.sqrt,
     "sum": sum,
 }
 """Functions of Python that `later` may call in a document: they run no code but their own."""
@@ -365,6 +368,8 @@ class _Reader:
     def _parse_word(self, word: str, node: ast.Call) -> Any:
         if word == "each":
             return self._parse_each(node)
+        if word == "largest_of":
+            return self._parse_largest_of(node)
         if word == "function":
             return as_expression(self._load_function(_parse_function_name(node)))
         if word in NUMBER_WORDS:
@@ -421,10 +426,22 @@ class _Reader:
 
     def _parse_each(self, node: ast.Call) -> Any:
         body = node.args[-1] if len(node.args) == 2 else None
+        make_body = self._parse_lambda(body, "each()")
+        over = self.parse_node(node.args[0])
+        return each(over, make_body, **self._parse_keywords(node))
+
+    def _parse_largest_of(self, node: ast.Call) -> Any:
+        names = [keyword.arg for keyword in node.keywords]
+        if len(node.args) != 1 or names != ["by"]:
+            _refuse(f"{_shorten(ast.unparse(node))}, which is no largest_of(list, by=...)")
+        make_rank = self._parse_lambda(node.keywords[0].value, "largest_of()")
+        return largest_of(self.parse_node(node.args[0]), make_rank)
+
+    def _parse_lambda(self, body: ast.expr | None, word: str) -> Callable[[Expr], Any]:
+        """Return the function that the body of a loop writes, of the current element."""
         if not isinstance(body, ast.Lambda):
-            _refuse("each() without a lambda of one element")
-        over = node.args[0]
-        name = _parse_element_name(body.args)
+            _refuse(f"{word} without a lambda of one element")
+        name = _parse_element_name(body.args, word)
 
         def make_body(element: Expr) -> Any:
             hidden = self._elements.get(name)
@@ -436,7 +453,7 @@ class _Reader:
                 if hidden is not None:
                     self._elements[name] = hidden
 
-        return each(self.parse_node(over), make_body, **self._parse_keywords(node))
+        return make_body
 
 
 def _is_recorded(value: Any) -> bool:
@@ -444,7 +461,7 @@ def _is_recorded(value: Any) -> bool:
     return isinstance(value, (Expr, Layout))
 
 
-def _parse_element_name(arguments: ast.arguments) -> str:
+def _parse_element_name(arguments: ast.arguments, word: str) -> str:
     """Return the name of the only argument of a lambda."""
     others = (
         arguments.posonlyargs,
@@ -453,10 +470,10 @@ def _parse_element_name(arguments: ast.arguments) -> str:
         arguments.kw_defaults,
     )
     if arguments.vararg or arguments.kwarg or any(others) or len(arguments.args) != 1:
-        _refuse("each() without a lambda of one element")
+        _refuse(f"{word} without a lambda of one element")
     name = arguments.args[0].arg
     if name in ROOTS or name.startswith("_"):
-        _refuse(f"an element of each() called {name!r}")
+        _refuse(f"an element of {word} called {name!r}")
     return name
 
 

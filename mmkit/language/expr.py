@@ -30,6 +30,7 @@ its evaluation in a `Scope` of `mmkit.language.scope`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -37,7 +38,7 @@ from ..errors import SpecError
 from .node import Dependency, Node, map_values
 
 # these two also for whoever imports the roots: what evaluates an expression, and in what
-from .operations import Recorded, is_operation
+from .operations import LoopVariable, Recorded, is_operation
 from .operations import evaluate as evaluate
 from .scope import Scope as Scope
 
@@ -335,6 +336,30 @@ def maximum(*args: Value) -> Expr:
     return _record("maximum", *args)
 
 
+def largest_of(over: Value, by: Callable[[Expr], Any]) -> Expr:
+    """Return the element of a list for which `by` is largest; of several, the first.
+
+    ``largest_of(cfg.sizes, by=lambda size: size[0] * size[1])`` is the size of the largest area.
+
+    Args:
+        over: a list of at most `MAX_ELEMENTS` elements, now or later.
+        by: a function from an expression for an element to what it is compared by: a number, or a
+            tuple of numbers, of which the first that differs decides. It is called once.
+
+    Raises:
+        SpecError: one inside the `by` of another, which would take the square of the time.
+    """
+    variable = next_loop_variable()
+    if _is_comparing.get():
+        raise SpecError("largest_of()", "a by= without largest_of()", "another one in it")
+    reset = _is_comparing.set(True)
+    try:
+        rank = as_expressions(call_for_element(by))
+    finally:
+        _is_comparing.reset(reset)
+    return _record("largest_of", over, variable, rank)
+
+
 def later(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function for arguments that are known later; also a decorator.
 
@@ -447,6 +472,31 @@ def _has_layout(value: Any) -> bool:
     if isinstance(value, Expr) and value._args:
         return any(_has_layout(operand) for operand in value._args)
     return isinstance(value, Node)
+
+
+_num_open_loops: ContextVar[int] = ContextVar("bodies of loops that are being called", default=0)
+"""How many bodies of loops are being called: the depth of the next loop.
+
+An inner loop is made while the body of the outer one is called, and so before the outer one: it
+could not ask it for its depth. Without the depth, both would have the same variable. It is a
+context variable since several threads may declare specs."""
+
+_is_comparing: ContextVar[bool] = ContextVar("whether a `by` is being called", default=False)
+
+
+def next_loop_variable() -> LoopVariable:
+    """Return the variable of the loop that is made next."""
+    return LoopVariable(_num_open_loops.get())
+
+
+def call_for_element(body: Callable[[Expr], Any]) -> Any:
+    """Return what the body of the next loop returns for the current element."""
+    variable = next_loop_variable()
+    reset = _num_open_loops.set(variable.depth + 1)
+    try:
+        return body(Expr("loop", (variable,)))
+    finally:
+        _num_open_loops.reset(reset)
 
 
 INDEX = Dependency("item", ("index",), item.index)

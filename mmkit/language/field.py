@@ -151,7 +151,7 @@ class Field(Part):
 
         The value is a tensor if the field states a dtype.
         """
-        value = evaluate(self.value, scope)
+        value = evaluate_all(self.value, scope)
         if self.dtype is None:
             return value
         dtype: torch.dtype = getattr(torch, self.dtype)
@@ -278,7 +278,7 @@ class Derived(Batched):
             the value as it is.
     """
 
-    value: Converted[Value, Any] = parameter(as_expression)  # type: ignore[misc]
+    value: Converted[Value, Any] = parameter(as_expressions)  # type: ignore[misc]
 
     _word = "derived"
 
@@ -460,7 +460,9 @@ def remove_padding(part: Any, sizes: Sequence[Value], scope: Scope) -> Any:
 class Identity(Part):
     """Each item is its own field, or each of its parts the field of that name.
 
-    It is the default for a `Tensor` and for a `Record` of tensors.
+    It is the default for a `Tensor` and for a `Record` of tensors. Written as
+    ``process=identity()``, it is also for `Audio`, whose field is float32 (samples,), and for a
+    `Record` with a `Text`, which is no field: layouts and derived fields read it.
     """
 
     _word = "identity"

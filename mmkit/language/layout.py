@@ -34,9 +34,8 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import torch
 
 from ..errors import SpecError
-from .expr import Count, Expr, Scope, Value, as_expression
+from .expr import Count, Expr, Scope, Value, as_expression, call_for_element, next_loop_variable
 from .node import (
-    LOOP,
     Converted,
     Dependency,
     Part,
@@ -45,8 +44,9 @@ from .node import (
     fold,
     list_parts,
     parameter,
+    write_source,
 )
-from .operations import LoopVariable, is_operation, write_operand
+from .operations import LoopVariable, drop_loop_variable, is_operation, write_operand
 from .scope import to_python
 from .vocabulary import fill_template
 
@@ -406,20 +406,7 @@ def _call_body(body: Any) -> Layout:
     """
     if isinstance(body, Layout):
         return body
-    depth = _num_open_bodies.get()
-    reset = _num_open_bodies.set(depth + 1)
-    try:
-        return layout(body(Expr("loop", (LoopVariable(depth),))))
-    finally:
-        _num_open_bodies.reset(reset)
-
-
-_num_open_bodies: ContextVar[int] = ContextVar("bodies of each() that are being called", default=0)
-"""How many bodies of `each` are being called: the depth of the next `each`.
-
-An inner `each` is made while the body of the outer one is called, and so before the outer one: it
-could not ask it for its depth. Without the depth, both would have the same variable. It is a
-context variable since several threads may declare specs."""
+    return layout(call_for_element(body))
 
 
 class Each(Layout):
@@ -446,7 +433,7 @@ class Each(Layout):
     and since equal bodies have the same one."""
 
     def __post_init__(self) -> None:
-        self._set(_variable=LoopVariable(_num_open_bodies.get()))
+        self._set(_variable=next_loop_variable())
         super().__post_init__()
 
     def _rebuild(self, values: Any) -> Any:
@@ -498,10 +485,7 @@ class Each(Layout):
     def _dependencies(self) -> frozenset[Dependency]:
         result = set(dependencies(self.over))
         for part in (self.body, self.sep, self.last):
-            for dependency in part.dependencies():
-                if dependency.root == LOOP and dependency.keys[0] == self._variable:
-                    continue
-                result.add(dependency)
+            result |= drop_loop_variable(part.dependencies(), self._variable)
         return frozenset(result)
 
     def _write_arguments(self) -> Iterator[str]:
@@ -709,15 +693,20 @@ class Insert(Update):
 class EndingWith(Part):
     """Every prompt ends with these ids, for example ``tok["<sep>"]``.
 
-    mmkit appends them where the prompt does not end with them already.
+    mmkit appends them where the prompt does not end with them already. Without ids it is the prompt
+    itself: ``decoder_prompt=ending_with()`` gives the decoder the caller's prompt.
 
     Raises:
         SpecError: a bare string, which could mean one token or a text.
     """
 
-    ids: Converted[LayoutLike, Layout] = parameter(layout)
+    ids: Converted[LayoutLike, Layout] = parameter(layout, default=nothing)
 
     _word = "ending_with"
+
+    def _write_arguments(self) -> Iterator[str]:
+        if self.ids != nothing:
+            yield write_source(self.ids)
 
 
 replace = Replace

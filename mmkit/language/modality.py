@@ -354,14 +354,14 @@ class Modality(NamedPart, init=False):
     def _check_identity(self, where: str) -> None:
         """Check that the fields are the items, or their parts."""
         processed = sorted(name for name, field in self.fields.items() if not field.is_derived)
-        parts = sorted(self.item.parts)
-        expected = "a Tensor item and one field"
+        expected = "a Tensor or Audio item and one field"
         fits = len(processed) <= 1
-        if parts:
+        if self.item.parts:
+            parts = sorted(name for name, part in self.item.parts.items() if not part.is_text)
             expected = f"a field for each of {parts}"
             fits = processed == parts
         got = f"{self.item!r} and fields {processed}"
-        require(self.item.is_field and fits, where, f"{expected}, or a process", got)
+        require(self.item.may_be_field and fits, where, f"{expected}, or a process", got)
 
     def _check_conditions(self, where: str) -> None:
         for name, condition in (("cacheable", self.cacheable), ("when", self.when)):

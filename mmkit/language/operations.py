@@ -41,6 +41,7 @@ from .node import (
     Node,
     build_structure,
     dependencies,
+    evaluate_all,
     fold,
 )
 from .scope import Absent, Scope, to_python
@@ -81,6 +82,9 @@ class Recorded(Node):
         chain = _find_chain(self)
         if chain is not None:
             return frozenset({chain})
+        if self._op == "largest_of":
+            over, variable, rank = self._args
+            return dependencies(over) | drop_loop_variable(dependencies(rank), variable)
         return dependencies(self._args)
 
     def _evaluate(self, scope: Scope) -> Any:
@@ -138,10 +142,10 @@ of ``tok[...]`` only, so that it is static where they are."""
 
 @dataclass(frozen=True, slots=True)
 class LoopVariable:
-    """The current element of an `each`, in the layout of that element.
+    """The current element of a loop: of an `each`, or of a `largest_of`.
 
     Attributes:
-        depth: the number of `each` around that `each`.
+        depth: the number of loops around that loop.
     """
 
     depth: int
@@ -153,6 +157,17 @@ class LoopVariable:
 
 
 _LOOP_NAMES = "xyzuvw"
+
+
+def drop_loop_variable(
+    body_dependencies: Iterable[Dependency], variable: LoopVariable
+) -> frozenset[Dependency]:
+    """Return what the body of a loop depends on, but for the element of the loop."""
+    others: set[Dependency] = set()
+    for dependency in body_dependencies:
+        if dependency.root != LOOP or dependency.keys[0] != variable:
+            others.add(dependency)
+    return frozenset(others)
 
 
 def _find_chain(value: Recorded) -> Dependency | None:
@@ -515,6 +530,33 @@ def _compile_where(expr: Recorded) -> Compiled:
     return choose
 
 
+MAX_ELEMENTS = 1024
+"""Elements of the longest list of `largest_of`: a config may hold a list of any length."""
+
+
+def _compile_largest_of(expr: Recorded) -> Compiled:
+    over, variable, rank = expr._args
+    get_elements = _compile_operand(over)
+
+    def find_largest(scope: Scope) -> Any:
+        elements = to_python(get_elements(scope))
+        if not isinstance(elements, tuple):
+            raise TypeError(f"a {type(elements).__name__} is no list")
+        if not 0 < len(elements) <= MAX_ELEMENTS:
+            raise ValueError(f"a list of {len(elements)} elements, of 1 to {MAX_ELEMENTS}")
+        ranks: list[Any] = []
+        for element in elements:
+            inner = scope.in_loop(variable.depth, element)
+            ranks.append(to_python(evaluate_all(rank, inner)))
+        return elements[ranks.index(max(ranks))]
+
+    return _guard_call(expr, find_largest, _explain_largest)
+
+
+def _explain_largest(expr: Recorded, error: Exception, scope: Scope) -> str:
+    return str(error)
+
+
 # calls of `later`
 
 _CACHEABLE_TYPES = frozenset({bool, int, float, str, type(None)})
@@ -748,6 +790,9 @@ _OPERATIONS = {
     "get": Operation(_compile_get, "{}.get({rest})", (_ATOM, _ANY)),
     "where": Operation(_compile_where, "where({rest})"),
     "truth": Operation(_strict(bool), "{}"),
+    "largest_of": Operation(
+        _compile_largest_of, "largest_of({}, by=lambda {}: {})", (_ANY, _NAME, _ANY)
+    ),
     "later": Operation(_compile_call, "later({})({rest})", (_NAME, _ANY)),
     "tok[]": Operation(_ask_vocabulary(_find_id), "tok[{rest}]"),
     "tok.text": Operation(_ask_vocabulary(_encode_text), "tok.text({rest})"),

@@ -144,7 +144,7 @@ class Declaration(NamedPart, init=False):
         self,
         name: str,
         *modalities: Modality,
-        prompt: Rewrite | None = None,
+        prompt: Rewrite | Layout | None = None,
         decoder_prompt: Rewrite | LayoutLike | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         merges: str | None = None,

@@ -191,7 +191,10 @@ class FieldProcessor:
         tensors: dict[str, torch.Tensor] = {}
         for name in self.with_known_shapes:
             facts_of_field = getattr(facts, name) if self._item_type.parts else facts
-            tensors[name] = torch.empty(facts_of_field.shape, device="meta")
+            shape = getattr(facts_of_field, "shape", None)
+            if shape is None:  # of Audio
+                shape = (facts_of_field.length,)
+            tensors[name] = torch.empty(shape, device="meta")
         return tensors
 
     def call_function(self, values: Sequence[Any]) -> Mapping[str, Any]:
@@ -353,12 +356,14 @@ class FieldProcessor:
 
     def _make_identity_columns(self, batch: ItemBatch) -> dict[str, Any]:
         """Return the items as fields: of a record, each part is the field of its name."""
+        item_type = self._item_type
         columns: dict[str, Any] = {}
         for name in self._returned_names:
-            if self._item_type.parts:
-                columns[name] = [value[name] for value in batch.values]
+            if item_type.parts:
+                part = item_type.parts[name]
+                columns[name] = [part.make_field(value[name]) for value in batch.values]
             else:
-                columns[name] = batch.values
+                columns[name] = [item_type.make_field(value) for value in batch.values]
         return columns
 
     def _call_process(self, batch: ItemBatch) -> Mapping[str, Any]:

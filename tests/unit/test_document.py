@@ -1,6 +1,5 @@
 """Specs as documents: both ways for every spec of the repository, and what a document cannot do."""
 
-import importlib
 import json
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from mmkit import (
     fields,
     flat,
     item,
+    largest_of,
     later,
     literal,
     maximum,
@@ -55,6 +55,7 @@ from mmkit.language.spec import Declaration
 from tests.pages import ROOT
 from tests.profiles import scaled
 from tests.random_specs import checkpoint, specs
+from tools import documents
 
 from .common import make_modality, refuses
 
@@ -64,50 +65,30 @@ SCHEMA = ROOT / "docs" / "data" / "document.schema.json"
 # -- every spec of the repository ------------------------------------------------------------------------------------
 
 
-def find_specs() -> dict[str, ModelSpec]:
-    """Return the specs of the examples, by ``module:variable``."""
-    found_specs = {}
-    for path in sorted((ROOT / "examples").rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        if "ModelSpec(" not in text and ".model_copy(" not in text:
-            continue
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for variable, value in vars(importlib.import_module(name)).items():
-            if isinstance(value, ModelSpec) and value.declaring_module == name:
-                found_specs[f"{name}:{variable}"] = value
-    return found_specs
-
-
-SPECS = find_specs()
+SPECS = documents.find_specs()
 
 VALIDATOR = jsonschema.Draft202012Validator(build_json_schema())
 
-DECLARATIVE = [
-    "examples.gallery.blip2:BLIP2",
-    "examples.gallery.chameleon:CHAMELEON",
-    "examples.gallery.paligemma:PALIGEMMA",
-    "examples.gallery.pixtral:PIXTRAL_HF",
-    "examples.gallery.qwen2_audio:QWEN2_AUDIO",
-    "examples.gallery.ultravox:ULTRAVOX",
-    "examples.llava_like.spec:LLAVA_LIKE",
-    "examples.terratorch_like.spec:TERRATORCH_LIKE",
-]
-"""Specs whose documents name no function."""
+
+@cache
+def write_document(name: str) -> dict[str, Any]:
+    return SPECS[name].to_document()
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_every_spec_is_itself_again(name: str) -> None:
     spec = SPECS[name]
-    text = json.dumps(spec.to_document())
-    again = ModelSpec.from_document(text, import_functions=True)
+    text = json.dumps(write_document(name))
+    has_functions = bool(documents.list_functions_by_part(json.loads(text)))
+    again = ModelSpec.from_document(text, import_functions=has_functions)
     assert again == spec
     assert repr(again) == repr(spec)
     VALIDATOR.validate(json.loads(text))
 
 
-@pytest.mark.parametrize("name", DECLARATIVE)
-def test_a_document_without_functions_needs_no_reader_that_trusts_it(name: str) -> None:
-    assert ModelSpec.from_document(SPECS[name].to_document()) == SPECS[name]
+def test_the_docs_say_which_specs_are_data_alone() -> None:
+    page = documents.write_page({name: write_document(name) for name in SPECS})
+    assert documents.PAGE.read_text(encoding="utf-8") == page, "Run python -m tools.documents."
 
 
 # -- drawn specs -----------------------------------------------------------------------------------------------------
@@ -164,6 +145,7 @@ OPERATIONS = {
     "get": cfg.a.get("b", None),
     "where": where((cfg.n == 1) | (item.width > 2), "x", [1, 2.5]),
     "truth": where(True, 1, embed(5) * cfg.n),
+    "largest_of": largest_of(cfg.sizes, by=lambda size: (size[0] * item.width, -size[1])),
     "later": later(sum)(fields.counts),
     "tok[]": tok["<|image_{}|>", item.index + 1],
     "tok.text": tok.text("at {:.4f}", fields.y[0]),
@@ -337,6 +319,9 @@ EXPRESSIONS = {
     "lambda s: 1": f"{NO_EXPRESSION} 'lambda s: 1', a Lambda.",
     "each(3, lambda *x: embed(5))": f"{NO_EXPRESSION} each() without a lambda of one element.",
     "each(3, lambda cfg: embed(5))": f"{NO_EXPRESSION} an element of each() called 'cfg'.",
+    "largest_of(cfg.a, lambda x: x)": f"{NO_EXPRESSION} …, which is no largest_of(list, by=...).",
+    "largest_of(cfg.a, by=eval)": f"{NO_EXPRESSION} largest_of() without a lambda of one element.",
+    "largest_of(cfg.a, by=lambda x: largest_of(x, by=lambda y: y))": "largest_of(): expected a by= without …, got …",
     "each(3, eval)": f"{NO_EXPRESSION} each() without a lambda of one element.",
     "embed(*[1])": f"{NO_EXPRESSION} *arguments.",
     "embed(**{'token': 1})": f"{NO_EXPRESSION} **arguments.",
@@ -491,6 +476,7 @@ BOMBS = {
     "cfg.big ** cfg.big": change("limit", "cfg.big ** cfg.big"),
     "a tower of powers": change("limit", "(cfg.n ** (cfg.n ** (cfg.n ** cfg.big))) % 5"),
     "loops in loops": change("layout", "embed(5) + each(4000000, lambda x: each(4000000, lambda y: nothing))"),
+    "a long list": change("limit", "largest_of(cfg.long, by=lambda x: x)"),
     "ids": change("layout", "embed(5) * 1000000000000"),
     "a text times a number": change("layout", "embed(5) * where(cfg.text * cfg.big == '', 1, 2)"),
     "a tensor": change("item.shape", [10**9, 10**9]),
@@ -505,7 +491,7 @@ def test_what_takes_too_much_is_refused_when_it_is_bound(name: str) -> None:
     if name == "a text":
         document["modalities"][0]["process"] = {"type": "function", "name": "a:b"}
     spec = ModelSpec.from_document(document, functions=FunctionStubs())
-    config = AutoConfig.for_model("llama", vocab_size=100, n=7, big=10**9, text="x" * 100)
+    config = AutoConfig.for_model("llama", vocab_size=100, n=7, big=10**9, text="x" * 100, long=[1] * 2000)
     with pytest.raises(SpecError):
         spec.bind(config)
 

@@ -16,7 +16,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmkit import SpecError, ceil_div, cfg, embed, fields, item, kwargs, later, maximum, minimum, proc, tok, where
+from mmkit import (
+    SpecError,
+    ceil_div,
+    cfg,
+    each,
+    embed,
+    fields,
+    item,
+    kwargs,
+    largest_of,
+    later,
+    maximum,
+    minimum,
+    proc,
+    tok,
+    where,
+)
 from mmkit.language.expr import Expr, Scope, as_expression, evaluate
 from mmkit.language.node import dependencies, fold, is_equal_declaration
 from mmkit.language.operations import MAX_BITS
@@ -388,6 +404,40 @@ def test_calls_are_equal_by_function_and_arguments():
 def test_a_call_that_fails_has_no_value():
     with pytest.raises(SpecError, match=r"^later\(int\)\(cfg\.n\) has no value: .* with 'seven'\.$"):
         evaluate(later(int)(cfg.n), Scope(cfg=SimpleNamespace(n="seven")))
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=1, max_size=6), st.integers(-2, 2))
+def test_the_largest_of_a_list_is_that_of_python(pairs, factor):
+    chosen = largest_of(cfg.pairs, by=lambda pair: (pair[0] * item.factor, -pair[1]))
+    scope = Scope(cfg=SimpleNamespace(pairs=pairs), item=SimpleNamespace(factor=factor))
+    expected = max(pairs, key=lambda pair: (pair[0] * factor, -pair[1]))
+    assert evaluate(chosen, scope) == expected
+    folded = fold(chosen, Scope(cfg=scope.cfg))
+    assert evaluate(folded, scope) == expected
+    assert {repr(dependency) for dependency in dependencies(chosen)} == {"cfg.pairs", "item.factor"}
+    assert {repr(dependency) for dependency in dependencies(folded)} == {"item.factor"}
+    assert fold(largest_of(cfg.pairs, by=lambda pair: pair[0]), Scope(cfg=scope.cfg)) in pairs
+
+
+def test_the_largest_of_a_list_inside_a_loop_reads_the_element_around_it():
+    layout = each(cfg.sizes, lambda x: embed(largest_of(cfg.sizes, by=lambda y: -abs(x - y))) * 1)
+    assert repr(layout) == "each(cfg.sizes, lambda x: embed(largest_of(cfg.sizes, by=lambda y: -abs(x - y))) * 1)"
+    assert layout.bind(STATIC).lay(STATIC).ids == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("over", "problem"),
+    [
+        ([], "a list of 0 elements, of 1 to 1024."),
+        ([1] * 1025, "a list of 1025 elements, of 1 to 1024."),
+        (5, "a int is no list."),
+    ],
+)
+def test_what_has_no_largest_element_has_no_value(over, problem):
+    scope = Scope(cfg=SimpleNamespace(sizes=over))
+    with pytest.raises(SpecError, match=r"^largest_of\(cfg.sizes, by=lambda x: x\) has no value: ") as caught:
+        evaluate(largest_of(cfg.sizes, by=lambda size: size), scope)
+    assert str(caught.value).endswith(problem)
 
 
 def test_fold_takes_the_branches_that_an_item_may_take():

@@ -3,6 +3,7 @@
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 import mmkit.public
 from mmkit import (
+    Audio,
     SpecError,
     Tensor,
     batched,
@@ -21,12 +23,14 @@ from mmkit import (
     embed,
     fields,
     flat,
+    identity,
     item,
     literal,
     replace,
 )
 from mmkit.language.expr import Scope
 from mmkit.language.field import FIELD_KINDS, Batched, Batching, Constant, Derived, Field, Flat, compact
+from mmkit.language.items.facts import AudioFacts
 from mmkit.language.modality import FIELD_WORDS
 from mmkit.plan.outline import NeedsProcessing, TensorFacts
 from tests.profiles import scaled
@@ -224,3 +228,18 @@ def test_an_outline_has_the_shapes_of_the_fields(kind):
         assert outline.placements == preview.placements
 
     check()
+
+
+# -- identity ----------------------------------------------------------------------------------------------------------
+
+
+def test_samples_are_a_field_as_they_are():
+    samples = np.linspace(-1, 1, 5, dtype=np.float32)
+    modality = make_modality(item=Audio(8, least=2), layout=embed(5) * fields.x.shape[0], process=identity())
+    plan = bind_plan(modality)
+    preview = plan.preview([5] * 5, {"m": samples})
+    field = preview.fields["m"][0]["x"]
+    assert field.dtype == torch.float32
+    assert field.tolist() == samples.tolist()
+    outline = plan.outline([5] * 4, {"m": [AudioFacts(length=4)]})
+    assert outline.prompt_token_ids == [5] * 4

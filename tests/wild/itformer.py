@@ -80,7 +80,7 @@ def draw(rng: random.Random) -> list[Message]:
     before = draw_text(rng)
     after = draw_text(rng) + "?"
     item = {
-        "series": torch.randn(
+        "ts_values": torch.randn(
             rng.choice([1, 2, 31, 32]), 3, generator=torch.Generator().manual_seed(rng.randrange(99))
         ),
         "question": before + "<ts>" + after,
@@ -99,7 +99,7 @@ def expand(tokenizer: Any, config: Any, messages: list[Message]) -> Expansion:
     query_ids = tokenizer(item["question"], add_special_tokens=False).input_ids
 
     expansion = Expansion()
-    expansion.add_item("ts", ts_values=item["series"], query_ids=torch.tensor(query_ids), stage=item["stage"])
+    expansion.add_item("ts", ts_values=item["ts_values"], query_ids=torch.tensor(query_ids), stage=item["stage"])
     row = tokenizer.convert_tokens_to_ids("<|image_pad|>")
     expansion.add_tokens(tokenizer(prompt, add_special_tokens=False).input_ids, row)
     return expansion

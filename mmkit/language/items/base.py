@@ -47,7 +47,9 @@ class ItemType(Part):
         largest: the sizes of the largest items, once bound.
         parts: the item types of its parts, by name, as which a canonical item is a dict; empty
             where an item is a whole.
-        is_field: whether items, or their parts, can be processed fields as they are.
+        is_field: whether items, or their parts, are processed fields without a word of the spec.
+        may_be_field: whether they can be, where a spec says `identity()`.
+        is_text: whether items are texts, which no field can be.
         vllm_modality: vLLM's name for such an item: image, video or audio. Empty for none of them,
             None for any of them.
         accepted_types: what a caller may send for one item or several.
@@ -72,6 +74,8 @@ class ItemType(Part):
         largest: ClassVar[Any]
     parts: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     is_field: ClassVar[bool] = False
+    may_be_field: ClassVar[bool] = False
+    is_text: ClassVar[bool] = False
     vllm_modality: ClassVar[str | None] = None
     accepted_types: ClassVar[tuple[type, ...]] = (object,)
     mime_type: ClassVar[str] = ""
@@ -198,6 +202,13 @@ class ItemType(Part):
     def _fact_names(self) -> list[str]:
         declared: Any = self.facts_class
         return [field.name for field in dataclass_fields(declared)]
+
+    def make_field(self, value: Any) -> Any:
+        """Return a canonical item as a field: a tensor that may lie in the memory of the item.
+
+        Only for an item type that `may_be_field`.
+        """
+        return value
 
     def texts(self, value: Any) -> Iterator[tuple[str, str]]:
         """Yield the texts in a canonical item, each with its path in the item.

@@ -305,6 +305,7 @@ class Audio(_Media):
         largest: length in samples of the audio with the most tokens.
         rate: sampling rate in Hz that the model expects; None refuses audio with a sampling rate.
         most: the most samples at that rate; None for any number.
+        least: the fewest.
         bound: the largest magnitude of a sample. Samples lie within -1..1, and a lossy codec
             exceeds that a little; what exceeds the bound was never scaled, for example 16-bit
             integers. None for any finite value.
@@ -319,28 +320,38 @@ class Audio(_Media):
     bound: Converted[Expr | float | None, Any] = parameter(
         as_expression, default=_MAX_AUDIO_MAGNITUDE
     )
+    least: Converted[Count, Any] = parameter(as_expression, default=1)
 
     def bind(self, scope: Scope) -> Self:
         bound = super().bind(scope)
         check_positive(bound.rate, "Audio.rate")
         check_positive(bound.bound, "Audio.bound")
+        check_size(bound.least, "Audio.least")
         if bound.most is not None:
             check_size(bound.most, "Audio.most")
-            (longest,) = max(bound.largest)
-            if longest > bound.most:
-                raise SpecError("Audio.largest", bound.expected, f"{longest} samples")
+        (longest,) = max(bound.largest)
+        if not bound._is_within(longest):
+            raise SpecError("Audio.largest", bound.expected, f"{longest} samples")
         return bound
 
     def bounds(self) -> list[Between]:
         if self.most is None:
-            return [Between(1, _UNLIMITED)]
-        return [Between(1, self.most)]
+            return [Between(self.least, _UNLIMITED)]
+        return [Between(self.least, self.most)]
 
     @property
     def expected(self) -> str:
-        if self.most is None:
+        limits: list[str] = []
+        if self.least != 1:
+            limits.append(f"at least {self.least}")
+        if self.most is not None:
+            limits.append(f"at most {self.most}")
+        if not limits:
             return _AUDIO
-        return f"{_AUDIO} of at most {self.most} samples"
+        return f"{_AUDIO} of {' and '.join(limits)} samples"
+
+    def _is_within(self, length: int) -> bool:
+        return self.least <= length and (self.most is None or length <= self.most)
 
     ndim = 1
     vllm_modality = "audio"
@@ -349,7 +360,14 @@ class Audio(_Media):
     size_hint = "a number of samples"
     dummy_sizes = ("length",)
     facts_class = AudioFacts
-    small_sizes = ((1,),)
+    may_be_field = True
+
+    @property
+    def small_sizes(self) -> tuple[tuple[int, ...], ...]:  # type: ignore[override]
+        return ((self.least,),)
+
+    def make_field(self, value: Any) -> torch.Tensor:
+        return torch.from_numpy(value)
 
     def _is_one(self, data: Sequence[Any]) -> bool:
         if isinstance(data, tuple):
@@ -371,7 +389,7 @@ class Audio(_Media):
         array = np.ascontiguousarray(array, dtype=np.float32)
         if rate is not None:
             array = self._resample(array, rate, where)
-        if self.most is not None and len(array) > self.most:
+        if not self._is_within(len(array)):
             raise InputError(where, self.expected, f"{len(array)} samples")
         return array
 

@@ -46,8 +46,9 @@ class Record(ItemType):
     An `Image`, a `Video` or an `Audio` is a part like others: in ``image=Image((448, 448)),
     click=Tensor((2,), "int64", bound=between(0, item.image.width - 1))`` a click lies on its image.
 
-    Without `process`, each part is the field of its name, which a `Tensor` can be. A function
-    receives the dicts; `hf()` passes a list of each part, by its name.
+    Without `process`, each part is the field of its name, which a `Tensor` can be; `identity()`
+    takes `Audio` and `Text` beside it. A function receives the dicts; `hf()` passes a list of each
+    part, by its name.
 
     Attributes:
         parts: any item type each, by name; given as keyword arguments.
@@ -135,6 +136,10 @@ class Record(ItemType):
     @property
     def is_field(self) -> bool:  # type: ignore[override]
         return all(part.is_field for part in self.parts.values())
+
+    @property
+    def may_be_field(self) -> bool:  # type: ignore[override]
+        return all(part.may_be_field or part.is_text for part in self.parts.values())
 
     @property
     def expected(self) -> str:

@@ -112,6 +112,7 @@ class Tensor(ItemType):
     size_hint = "a shape as 9x4"
     facts_class = TensorFacts
     is_field = True
+    may_be_field = True
 
     @property
     def ndim(self) -> int:  # type: ignore[override]
@@ -528,6 +529,7 @@ class Text(ItemType):
     size_hint = "a number of characters"
     facts_class = TextFacts
     remedy = "State its alphabet=, or a text as largest=."
+    is_text = True
 
     def bind(self, scope: Scope) -> Self:
         bound = super().bind(scope)
