@@ -328,14 +328,12 @@ class _Search:
         self, modality: str, texts: Sequence[str], matches: Sequence[_Match]
     ) -> _Match | None:
         """Return a match of another modality that has a position of one of the texts."""
+        others = [match for match in matches if match.modality != modality]
+        spans = [match.span for match in others]
         for text in texts:
-            start = self._text.find(text)
-            while start >= 0:
-                span = Span(start, start + len(text))
-                for match in matches:
-                    if match.modality != modality and match.span.overlaps(span):
-                        return match
-                start = self._text.find(text, start + 1)
+            span = find_overlapped(self._text, text, spans)
+            if span is not None:
+                return others[spans.index(span)]
         return None
 
     def _make_inside_other(self, modality: str, index: int, owner: _Match) -> WrongForm:
@@ -507,6 +505,28 @@ class _Search:
         return PlacedPrompt(ids, placements)
 
 
+def find_overlapped(prompt: str, text: str, spans: Sequence[Span]) -> Span | None:
+    """Return the first span that an occurrence of a text overlaps; None where there is none.
+
+    Occurrences and spans are both in the order of the prompt, so one pass over it is enough.
+
+    Args:
+        prompt: ids as a text.
+        text: what is searched.
+        spans: in prompt order; they share no position.
+    """
+    start = prompt.find(text)
+    for span in spans:
+        if start + len(text) <= span.start:
+            # the occurrences from here to the next one end before the span
+            start = prompt.find(text, span.start - len(text) + 1)
+        if start < 0:
+            return None
+        if span.overlaps(Span(start, start + len(text))):
+            return span
+    return None
+
+
 def find_anchor(layout: ItemLayout, prompt: Sequence[int]) -> Span | None:
     """Return where the first update that inserts the layout does so; None where none does."""
     for update, target in layout.updates:
@@ -529,12 +549,11 @@ def _find_left_over(remaining: str, item_layouts: Sequence[ItemLayout]) -> str |
     """Return the first target or placeholder of some items in a text; None where there is none."""
     texts: set[str] = set()
     for layout in set(item_layouts):  # most items of a modality share one
-        for text in layout.leftover_texts:
-            if text in remaining:
-                texts.add(text)
-    if not texts:
+        texts |= layout.leftover_texts
+    left_over = [text for text in texts if text in remaining]
+    if not left_over:
         return None
-    return min(texts, key=remaining.index)
+    return min(left_over, key=remaining.index)
 
 
 def _contains_any(text: str, parts: Collection[str]) -> bool:

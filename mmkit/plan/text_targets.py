@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from ..language.layout import Replace, Target, as_text
@@ -78,13 +79,13 @@ class TextTargets:
         if _has_only_whole_targets(prompt, targets, self._tok):  # nearly always
             return prompt
         pieces = _PromptPieces(prompt, self._tok)
-        whole_targets = _find_whole_targets(prompt, targets)
+        whole_targets = Ranges(_find_whole_targets(prompt, targets))
         ids_of_text = {target.text: target.ids for target in targets}
         ids: list[int] = []
         end = 0  # in the text, of the target before
         for match in _find_texts(pieces.text, ids_of_text):
             tokens = pieces.find_tokens(match.start(), match.end())
-            if tokens.overlaps_any(whole_targets):
+            if whole_targets.overlap(tokens):
                 continue
             before = pieces.encode(end, match.start())
             if before is None:
@@ -121,18 +122,29 @@ def spells_target(ids: Sequence[int], target: Target, tok: Vocabulary | None) ->
     return bool(text) and text in tok.decode(list(ids))
 
 
-class _Range(NamedTuple):
+class Range(NamedTuple):
     """Positions of a prompt, from `start` to before `stop`."""
 
     start: int
     stop: int
 
-    def overlaps_any(self, ranges: Sequence[_Range]) -> bool:
-        """Return whether one of the ranges has a position of this one."""
-        for other in ranges:
-            if self.start < other.stop and other.start < self.stop:
-                return True
-        return False
+
+class Ranges:
+    """Ranges of a prompt that are asked whether one of them overlaps another range.
+
+    Each of the thousands of targets that a prompt may have asks, so that no call reads all of them.
+    """
+
+    def __init__(self, ranges: Iterable[Range]) -> None:
+        in_order = sorted(ranges)
+        self._starts = [place.start for place in in_order]
+        # the largest of the stops of each range and of those before it
+        self._largest_stops = list(accumulate([place.stop for place in in_order], max))
+
+    def overlap(self, place: Range) -> bool:
+        """Return whether one of them has a position of another range."""
+        num_before_stop = bisect_left(self._starts, place.stop)
+        return num_before_stop > 0 and self._largest_stops[num_before_stop - 1] > place.start
 
 
 def _has_only_whole_targets(
@@ -160,15 +172,15 @@ def _find_texts(text: str, target_texts: Iterable[str]) -> list[re.Match[str]]:
     return list(re.finditer("|".join(patterns), text))
 
 
-def _find_whole_targets(prompt: list[int], targets: Sequence[TextTarget]) -> list[_Range]:
+def _find_whole_targets(prompt: list[int], targets: Sequence[TextTarget]) -> list[Range]:
     """Return the positions of a prompt at which targets stand with their own ids."""
     prompt_text = as_text(prompt)
-    ranges: list[_Range] = []
+    ranges: list[Range] = []
     for target in targets:
         start = prompt_text.find(target.ids_as_text)
         while start >= 0:
             stop = start + len(target.ids)
-            ranges.append(_Range(start, stop))
+            ranges.append(Range(start, stop))
             start = prompt_text.find(target.ids_as_text, stop)
     return ranges
 
@@ -193,11 +205,11 @@ class _PromptPieces:
             self._id_offsets.append(self._id_offsets[-1] + num_ids)
         self.text = "".join(texts)
 
-    def find_tokens(self, start: int, stop: int) -> _Range:
+    def find_tokens(self, start: int, stop: int) -> Range:
         """Return the positions of the tokens that hold any of ``text[start:stop]``."""
         first_piece = bisect_right(self._text_offsets, start) - 1
         end_piece = bisect_left(self._text_offsets, stop)
-        return _Range(self._id_offsets[first_piece], self._id_offsets[end_piece])
+        return Range(self._id_offsets[first_piece], self._id_offsets[end_piece])
 
     def encode(self, start: int, stop: int) -> list[int] | None:
         """Return the ids of ``text[start:stop]``: those of the prompt, as far as they lie inside.
