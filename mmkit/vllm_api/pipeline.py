@@ -141,7 +141,7 @@ class RequestPipeline:
         with timer("apply_prompt_updates"):
             ids, placements = place_items(self.plan, request)
         with timer("merge_mm_kwargs"):
-            prepare_exchange(self._reader, request, engine_items, self._make_process_again)
+            prepare_exchange(self._reader, request, engine_items, self._list_process_again)
         return make_engine_input(ids, engine_items, placements)
 
     def process_and_lay_out(self, request: Request, items: Sequence[Item]) -> None:
@@ -205,26 +205,50 @@ class RequestPipeline:
             cached_items = [item for item in engine_items if item.engine_fields is None]
             self.process_and_lay_out(request, cached_items)
 
+    def _list_process_again(
+        self, request: Request, items: Sequence[Item]
+    ) -> list[Callable[[], MultiModalKwargsItem]]:
+        """Return, for each item that only the cache has, a function that processes it again.
+
+        Args:
+            request: their request.
+            items: modality by modality.
+        """
+        functions: list[Callable[[], MultiModalKwargsItem]] = []
+        for name, items_of_modality in group_by_modality(items).items():
+            if self.plan.modalities[name].may_cache(items_of_modality[0].count):
+                for item in items_of_modality:
+                    copies = [item.copy_unprocessed()]
+                    functions.append(self._make_process_again(request, copies, 0))
+                continue
+            # each depends on all of them; they share the copies, of which there would be 10^8 for
+            # a request of 10,000 items otherwise
+            copies = _copy_items_of_modality(request.items, name)
+            for item in items_of_modality:
+                functions.append(self._make_process_again(request, copies, item.index))
+        return functions
+
     def _make_process_again(
-        self, request: Request, item: Item
+        self, request: Request, copies: list[Item], position: int
     ) -> Callable[[], MultiModalKwargsItem]:
-        """Return a function that processes an item again that only the cache has."""
-        items = [item]
-        if not self.plan.modalities[item.modality].may_cache(item.count):
-            # each depends on all of them
-            items = [other for other in request.items if other.modality == item.modality]
-        # copies: nothing else that this request has made stays in memory until it is sent
-        copies = [other.copy_unprocessed() for other in items]
-        position = items.index(item)
+        """Return a function that processes copies of items, and returns the fields of one of them.
+
+        Copies: nothing else that this request has made stays in memory until it is sent.
+        """
         # not offloaded: this cannot wait
         request = replace(request, items=copies, cache=None, offloaded=None)
 
         def process_again() -> MultiModalKwargsItem:
-            self.process_and_lay_out(request, copies)
+            if copies[position].engine_fields is None:  # another of the copies may have been lost
+                self.process_and_lay_out(request, copies)
             fields: MultiModalKwargsItem = copies[position].engine_fields
             return fields
 
         return process_again
+
+
+def _copy_items_of_modality(items: Sequence[Item], modality: str) -> list[Item]:
+    return [item.copy_unprocessed() for item in items if item.modality == modality]
 
 
 def has_pipeline(processor: object) -> bool:
@@ -409,7 +433,9 @@ def prepare_exchange(
     reader: CacheReader,
     request: Request,
     engine_items: Sequence[Item],
-    make_process_again: Callable[[Request, Item], Callable[[], MultiModalKwargsItem]],
+    list_process_again: Callable[
+        [Request, Sequence[Item]], list[Callable[[], MultiModalKwargsItem]]
+    ],
 ) -> None:
     """Put new items into the cache, and fill in the fields of items that the cache has.
 
@@ -420,7 +446,8 @@ def prepare_exchange(
         reader: finds the items for other requests from now on.
         request: one that is complete, and that no later step refuses.
         engine_items: its items whose fields go to the engine.
-        make_process_again: returns what processes an item again that the cache may drop until then.
+        list_process_again: returns what processes each of some items again, which the cache may
+            drop until then.
     """
     cache = request.cache
     if cache is None or not engine_items:
@@ -429,11 +456,16 @@ def prepare_exchange(
     if not has_two_halves(cache):
         update_local_cache(cache, engine_items)
         return
+    cached_items = [item for item in engine_items if item.engine_fields is None]
+    functions = list_process_again(request, cached_items)
+    process_again_of = dict(zip(cached_items, functions, strict=True))
     for item in engine_items:
-        process_again = None
-        if item.engine_fields is None:
-            process_again = make_process_again(request, item)
         item.engine_fields = UnsentItem(
-            item.modality, item.hash, item.engine_fields, item.cache_entry, cache, process_again
+            item.modality,
+            item.hash,
+            item.engine_fields,
+            item.cache_entry,
+            cache,
+            process_again_of.get(item),
         )
     reader.remember_unsent(engine_items)
