@@ -1,0 +1,31 @@
+"""The public names of the kit, which `mmkit.testing` itself has, too.
+
+A module of its own, because it imports Hypothesis and vLLM's loaders of models.
+"""
+
+from .checks import Report as Report
+from .checks import Result as Result
+from .checks import check as check
+from .checks import check_law as check_law
+from .checks import parametrize as parametrize
+from .law import Case as Case
+from .law import KitError as KitError
+from .law import Law as Law
+from .law import NotApplicable as NotApplicable
+from .law import NotDrawn as NotDrawn
+from .law import Violation as Violation
+from .laws import LAWS as LAWS
+from .strategies import AbsentSample as AbsentSample
+from .strategies import AudioSample as AudioSample
+from .strategies import ImageSample as ImageSample
+from .strategies import ListSample as ListSample
+from .strategies import RecordSample as RecordSample
+from .strategies import Request as Request
+from .strategies import Sample as Sample
+from .strategies import TensorSample as TensorSample
+from .strategies import TextSample as TextSample
+from .strategies import VideoSample as VideoSample
+from .strategies import items as items
+from .subject import Subject as Subject
+from .subject import of_registered as of_registered
+from .subject import of_spec as of_spec
