@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import math
 import os
 import pickle
@@ -28,7 +29,8 @@ from contextlib import suppress
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
+from time import thread_time
 from typing import Any, NamedTuple
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -42,6 +44,8 @@ from ..plan.bind import bind
 from ..plan.parsing import ItemBatch
 from ..plan.plan import Plan
 from ..plan.processing import ProcessedFields
+
+logger = logging.getLogger(__name__)
 
 NICENESS = 10
 """By how much render processes give way to others, such as the engine and the server."""
@@ -148,6 +152,8 @@ class RenderProcesses:
 
     def __init__(self, recipe: Recipe, count: int) -> None:
         self._where = f"{recipe['spec'].name}, render processes"
+        warn_without_cores(self._where, count, count_cores())
+        self._costs = MovingCosts(self._where)
         self._recipe = _pickle_recipe(recipe, self._where)
         self._all: set[_Process] = set()
         self._free: SimpleQueue[_Process] = SimpleQueue()
@@ -187,7 +193,7 @@ class RenderProcesses:
             self._all.pop().end()
 
     def _start_process(self) -> None:
-        process = _Process(self._recipe, self._where)
+        process = _Process(self._recipe, self._where, self._costs)
         self._all.add(process)
         self._free.put(process)
 
@@ -227,7 +233,8 @@ class _Process:
         ready: done when it can process items; fails where it cannot.
     """
 
-    def __init__(self, recipe: bytes, where: str) -> None:
+    def __init__(self, recipe: bytes, where: str, costs: MovingCosts) -> None:
+        self._costs = costs
         self._folder = tempfile.mkdtemp(prefix="mmkit-render-", dir=_MEMORY_FOLDER)
         self._items_file = _make_file(self._folder)
         self._spare_files: set[str] = set()
@@ -243,11 +250,17 @@ class _Process:
             TimeoutError: it did not answer in time.
             OSError: there is no room for the items.
         """
+        start = thread_time()
         message = _write_message(items, self._items_file)
-        answer = self._pool.submit(_process_in_worker, message, list(self._spare_files))
+        moving = thread_time() - start
+        future = self._pool.submit(_process_in_worker, message, list(self._spare_files))
+        answer = future.result(PATIENCE)
+        start = thread_time()
         fields: dict[str, ProcessedFields] = {}
-        for name, messages in answer.result(PATIENCE).items():
+        for name, messages in answer.fields.items():
             fields[name] = [self._receive_answer(message) for message in messages]
+        moving += thread_time() - start
+        self._costs.add(answer.processing_seconds, moving + answer.moving_seconds)
         return fields
 
     def _receive_answer(self, message: _Message) -> Any:
@@ -281,6 +294,85 @@ class _Process:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+# -- whether they help -----------------------------------------------------------------------------
+
+
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def warn_without_cores(where: str, count: int, num_cores: int) -> None:
+    """Say in the log when there are too few processes or cores for a gain."""
+    if count < 2 or num_cores < 2:
+        logger.warning(
+            "%s: %d on %d core(s) cannot make the server faster: items travel to another process, "
+            "and nothing more is done at once. Use at least two, on as many cores, or none.",
+            where,
+            count,
+            num_cores,
+        )
+
+
+class MovingCosts:
+    """What the processes save the server, and what it costs to move items there and fields back.
+
+    The server is slower with them where they move for as long as they process: it is measured on
+    the requests that come, since the size of a caller's photographs is not in a spec.
+
+    Args:
+        where: names the processes in the log.
+    """
+
+    WINDOW = 64
+    """Requests that are compared at a time."""
+
+    LARGEST_SHARE = 0.5
+    """The processor time for moving, as a share of that for processing, above which the log says
+    that the processes do not help. On two cores, 0.2 is a gain of a half (InternVL's tiles), and
+    0.9 a loss of a quarter (LLaVA's photographs)."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._lock = Lock()
+        self._count = 0
+        self._processing = 0.0
+        self._moving = 0.0
+        self._has_warned = False
+
+    def add(self, processing: float, moving: float) -> None:
+        """Add the processor time of a request, and say once in the log if the processes cost more.
+
+        Args:
+            processing: seconds in which its items were processed.
+            moving: seconds in which its items and fields were written, copied and read.
+        """
+        with self._lock:
+            self._count += 1
+            self._processing += processing
+            self._moving += moving
+            if self._count < self.WINDOW:
+                return
+            if self._moving > self.LARGEST_SHARE * self._processing and not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "%s: of the last %d requests, moving the items took %.1f ms each, and "
+                    "processing them %.1f ms. The server may be faster without render processes.",
+                    self._where,
+                    self._count,
+                    1000 * self._moving / self._count,
+                    1000 * self._processing / self._count,
+                )
+            self._count = 0
+            self._processing = 0.0
+            self._moving = 0.0
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+
 class _Span(NamedTuple):
     """The bytes of a file from `begin` to before `end`."""
 
@@ -300,6 +392,20 @@ class _Message(NamedTuple):
     pickle: bytes
     path: str
     spans: list[_Span]
+
+
+class _Answer(NamedTuple):
+    """The processed fields of a request, on their way to the server.
+
+    Attributes:
+        fields: by modality, a message for each item.
+        processing_seconds: of the processor, in which they were processed.
+        moving_seconds: of the processor, in which the items were read and the fields written.
+    """
+
+    fields: dict[str, list[_Message]]
+    processing_seconds: float
+    moving_seconds: float
 
 
 def _make_file(folder: str) -> str:
@@ -365,20 +471,30 @@ class _Worker:
         self._plan = plan
         self._folder = folder
 
-    def process(self, message: _Message, spare_files: list[str]) -> dict[str, list[_Message]]:
+    def process(self, message: _Message, spare_files: list[str]) -> _Answer:
         """Return the processed fields of items, each in a file of its own.
 
         Args:
             message: the items.
             spare_files: may be written again.
         """
+        begin = thread_time()
         # copies: the file is written again for the next request
         buffers = []
         for span in message.spans:
             size = span.end - span.begin
             buffers.append(np.fromfile(message.path, np.uint8, size, offset=span.begin))
         items = pickle.loads(message.pickle, buffers=buffers)
+        start = thread_time()
         fields_by_modality = self._plan.process(items)
+        processing = thread_time() - start
+        answers = self._write_answers(fields_by_modality, spare_files)
+        return _Answer(answers, processing, thread_time() - begin - processing)
+
+    def _write_answers(
+        self, fields_by_modality: Mapping[str, ProcessedFields], spare_files: list[str]
+    ) -> dict[str, list[_Message]]:
+        """Write the fields of each item to a file."""
         paths: list[str] = []
         answers: dict[str, list[_Message]] = {}
         try:
@@ -412,7 +528,7 @@ def _start_worker(recipe: bytes, where: str, folder: str) -> None:
     os.nice(NICENESS)
 
 
-def _process_in_worker(message: _Message, spare_files: list[str]) -> dict[str, list[_Message]]:
+def _process_in_worker(message: _Message, spare_files: list[str]) -> _Answer:
     """Return the processed fields of items; see `_Worker.process`."""
     return _worker.process(message, spare_files)
 

@@ -101,6 +101,26 @@ def test_what_is_held_stays(processes):
     assert [float(x.mean()) for x in fields] == [*(n for n in range(12) if n % 3), *range(12)]
 
 
+def test_the_log_says_where_moving_items_costs_more_than_processing_them(monkeypatch, caplog):
+    """The function of the spec returns the items, which are large."""
+    monkeypatch.setattr(render_processes.MovingCosts, "WINDOW", 3)
+    processes = RenderProcesses(RECIPE, 1)
+    with closing(processes):
+        for _ in range(6):
+            processes.process(items(1, 2, 3)).result(60)
+    at_start, in_service = [record.getMessage() for record in caplog.records]
+    assert at_start.startswith("spec, render processes: 1 on ")
+    assert in_service.startswith("spec, render processes: of the last 3 requests, moving the items took ")
+
+
+def test_the_log_is_silent_where_processing_takes_longer(caplog):
+    render_processes.warn_without_cores("spec", 2, 2)
+    costs = render_processes.MovingCosts("spec")
+    for _ in range(2 * costs.WINDOW):
+        costs.add(processing=0.080, moving=0.012)
+    assert not caplog.records
+
+
 def test_a_folder_without_room_costs_a_request():
     """The next one finds what this one had taken."""
     processes = RenderProcesses(RECIPE, 1)
