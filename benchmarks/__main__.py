@@ -16,6 +16,7 @@ ALL = (
     "startup",
     "overhead",
     "outline",
+    "scale",
     "render",
     "terra_cpu",
     "serve_load",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import overhead, terra_gpu
+from benchmarks import overhead, scale, terra_gpu
 from tests.engine.processes import run_python
 
 pytestmark = pytest.mark.timeout(900)
@@ -44,6 +44,19 @@ def test_every_part_of_the_gpus_benchmark_runs_tiny(tmp_path: Path) -> None:
     for row in rows:
         assert row["frames_per_second"] > 0
         assert 0 < row["of_bound"] < 1
+
+
+def test_a_request_takes_time_in_proportion_to_its_items_and_ids(tmp_path: Path) -> None:
+    """Calls of functions, since no test looks at a time."""
+    run_python(
+        *("-m", "benchmarks.scale", "--items", "1000", "--ids", "10000", "--rounds", "1"), MMKIT_RESULTS=str(tmp_path)
+    )
+    rows = []
+    for name in ("scale", "scale_ids"):
+        rows += json.loads((tmp_path / f"{name}.json").read_text())["rows"]
+    assert {row["method"] for row in rows} == set(scale.METHODS)
+    for row in rows:
+        assert row["growth_of_calls"] < 1.1, row
 
 
 def test_robots(tmp_path: Path) -> None:
