@@ -38,7 +38,7 @@ export TORCHINDUCTOR_CACHE_DIR ?= $(abspath $(VENV))/cache/inductor
 # empty is unset: without bytecode each of the many processes of the tests compiles all of mmkit
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv openpi sglang demo serve-demo drive drive-demo vowels robot test test-fast test-thorough night evening page fresh soak matrix survey mutants bench docs words lint format changelog release wheel-test clean distclean
+.PHONY: help venv openpi sglang demo serve-demo drive drive-demo vowels robot test test-fast test-thorough night evening page fresh soak matrix survey mutants bench gpu docs words lint format changelog release wheel-test clean distclean
 
 help:
 	@echo "make demo    run the example end to end       DEMOARGS='...' is passed on"
@@ -58,6 +58,7 @@ help:
 	@echo "make soak    10,000 malformed requests against one server with good clients   SOAKARGS is passed on"
 	@echo "make matrix  the specs on other vLLM versions   VERSIONS='0.28.0 0.16.0' chooses, MATRIXARGS is passed on"
 	@echo "make bench   every benchmark, with its table    BENCHARGS='overhead startup' chooses"
+	@echo "make gpu     what only a GPU tells, in ten minutes; without a GPU, the same parts in small sizes"
 	@echo "make docs    build the documentation into site/; a warning is an error"
 	@echo "make words   count the words of the pages"
 	@echo "make lint    ruff, mypy --strict, import-linter"
@@ -136,6 +137,10 @@ mutants: $(VENV)/.installed $(VENV)/.night
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks $(BENCHARGS)
+
+# On a machine without a network, put an environment with vLLM's build for CUDA into VENV first.
+gpu: $(VENV)/.installed
+	$(IN_OWN_FOLDER) $(BIN)/python -m benchmarks.gpu $(BENCHARGS)
 
 # The variable silences what the theme says about its own future.
 docs: export NO_MKDOCS_2_WARNING ?= 1

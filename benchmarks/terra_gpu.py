@@ -2,9 +2,11 @@
 
 2.04 B parameters, bfloat16, random weights, whole rollouts: 3 frames of context, then 22 frames of
 576 tokens, one action each. The Hugging Face reference with its KV cache, vLLM without and with
-CUDA graphs, each in a process of its own, which gives all its memory back. `--part` runs some of
-the three, `--tiny` the same with a model of a few thousand parameters on whatever device there is,
-to see that the script works.
+CUDA graphs, and vLLM's own Llama of the same size, each in a process of its own, which gives all
+its memory back. Llama gets the same ids with ids in place of the actions: what Terra takes longer
+is the share of mmkit and of the model's position table. `--part` runs some of the four, `--tiny`
+the same with a model of a few thousand parameters on whatever device there is, to see that the
+script works.
 
 The bound is what the memory's bandwidth allows: to make one token for each stream, a step reads
 every weight but the embedding table, and the keys and values of every position so far,
@@ -33,8 +35,23 @@ from tools.shared import print_result, run_module
 from . import measure
 
 CONTEXT = 3
-PARTS = ("hf", "eager", "graphs")
+PARTS = ("hf", "eager", "graphs", "llama")
 COLUMNS = ["part", "streams", "frames/s", "ms per step", "of the bound"]
+LLAMA_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "tie_word_embeddings",
+)
+"""What the config of Llama takes from that of Terra."""
+
 TINY = {
     "vocab_size": 65,
     "hidden_size": 64,
@@ -56,7 +73,9 @@ def main(
         list[int] | None, typer.Option(help="Videos at once; may be given several times.")
     ] = None,
     frames: Annotated[int, typer.Option(min=2, max=22, help="Frames of each rollout.")] = 22,
-    part: Annotated[list[str] | None, typer.Option(help="hf, eager or graphs; several.")] = None,
+    part: Annotated[
+        list[str] | None, typer.Option(help="hf, eager, graphs or llama; several.")
+    ] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="A tiny model, on any device.")] = False,
     in_process: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
@@ -118,6 +137,8 @@ def measure_part(part: str, counts: list[int], frames: int, tiny: bool) -> Itera
     model = make_reference(cfg, "meta")
     if part == "hf":
         context = load_reference(cfg)
+    elif part == "llama":
+        context = start_llama(cfg, max(counts), eager=tiny)
     else:
         context = start_engine(cfg, part, max(counts))
     with context as rollout:
@@ -176,6 +197,51 @@ def start_engine(cfg: Any, part: str, streams: int) -> Iterator[Any]:
         yield rollout
     finally:  # on a GPU, a process whose engine runs does not end
         terra.llm.llm_engine.engine_core.shutdown()
+
+
+@contextmanager
+def start_llama(cfg: Any, streams: int, *, eager: bool) -> Iterator[Any]:
+    """Yield a function that rolls out in vLLM's own Llama, and yields the seconds of each frame.
+
+    Its prompts are as long as Terra's, and its engine has the same options. An id of no meaning
+    stands at each position of an action. `eager` compiles nothing.
+    """
+    from transformers import LlamaConfig
+    from vllm import LLM, SamplingParams
+
+    from examples.terra.rollout import BLOCK_SIZE
+
+    sizes = {name: getattr(cfg, name) for name in LLAMA_SIZES}
+    llama = LlamaConfig(architectures=["LlamaForCausalLM"], dtype=cfg.dtype, **sizes)
+    options: dict[str, Any] = {"load_format": "dummy", "max_num_seqs": max(streams, 2)}
+    options |= {"dtype": cfg.dtype, "skip_tokenizer_init": True, "block_size": BLOCK_SIZE}
+    with TemporaryDirectory() as folder:
+        llama.save_pretrained(folder)
+        llm = LLM(folder, enable_prefix_caching=True, enforce_eager=eager, **options)
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=cfg.num_image_patches, ignore_eos=True, detokenize=False
+    )
+    action = [1] * cfg.num_action_tokens
+
+    def rollout(context: np.ndarray, actions: np.ndarray, frames: int) -> Any:
+        prompts: list[list[int]] = []
+        for stream in context.tolist():
+            prompt: list[int] = []
+            for frame in stream:
+                prompt += frame + action
+            prompts.append(prompt)
+        for _ in range(frames):
+            requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+            start = time.perf_counter()
+            results = llm.generate(requests, sampling, use_tqdm=False)  # type: ignore[arg-type]
+            yield time.perf_counter() - start
+            for prompt, result in zip(prompts, results, strict=True):
+                prompt += list(result.outputs[0].token_ids) + action
+
+    try:
+        yield rollout
+    finally:
+        llm.llm_engine.engine_core.shutdown()
 
 
 @contextmanager

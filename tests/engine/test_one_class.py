@@ -16,6 +16,8 @@ from mmkit import InputError
 from tests.engine.one_class import OneClassWavesForCausalLM, register
 from tests.engine.processes import engines_in_this_process
 
+pytestmark = pytest.mark.gpu
+
 SERIES = [make_wave(seed).series for seed in range(FIRST_TEST_SEED, FIRST_TEST_SEED + 30)]
 
 

@@ -22,6 +22,8 @@ from mmkit import InputError
 from mmkit.training import Collator
 from tests.engine.processes import engines_in_this_process
 
+pytestmark = pytest.mark.gpu
+
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "series.svg"
 TEMPLATE = (
     "{% for message in messages %}{% for part in message.content %}"
