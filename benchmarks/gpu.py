@@ -64,15 +64,26 @@ class Run:
     deadline: float
     folder: Path
 
+    def find_limit(self, seconds: float) -> float:
+        """Return the seconds that a part has, of which a GPU needs at most so many.
+
+        Raises:
+            PartError: next to none is left.
+        """
+        # a CPU measures nothing, and may have other work
+        limit = seconds if self.has_gpu else 4 * seconds
+        limit = min(limit, self.deadline - time.monotonic())
+        if limit < 10:
+            raise PartError("no time was left")
+        return limit
+
     def run_module(self, *module: str, seconds: float, **variables: str) -> list[Row]:
         """Return the results that a module prints before it ends or its time is over.
 
         Raises:
             PartError: there are none.
         """
-        limit = min(seconds, self.deadline - time.monotonic())
-        if limit < 10:
-            raise PartError("no time was left")
+        limit = self.find_limit(seconds)
         log = self.folder / f"{len(list(self.folder.iterdir()))}.log"
         results, ending = run_module(*module, log=log, seconds=limit, variables=variables)
         if not results:
@@ -322,7 +333,7 @@ def measure_one_class(run: Run, rows: list[Row]) -> None:
     if not run.has_gpu:
         options = ["--rounds=2", "--tokens=8", "--eager"]
     module = ("benchmarks.one_class", *options)
-    limit = min(110.0, run.deadline - time.monotonic())
+    limit = run.find_limit(110.0)
     log = folder / "log"
     _, ending = run_module(
         *module, log=log, seconds=limit, variables={"MMKIT_RESULTS": str(folder)}
@@ -344,7 +355,7 @@ def run_tests(run: Run, rows: list[Row]) -> None:
     """Add how many tests of tests/engine with the marker `gpu` pass."""
     report = run.folder / "tests.xml"
     options = ["-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}", "tests/engine"]
-    limit = min(150.0, run.deadline - time.monotonic())
+    limit = run.find_limit(150.0)
     log = run.folder / "tests.log"
     _, ending = run_module("pytest", *options, log=log, seconds=limit, variables={})
     if not report.exists():
