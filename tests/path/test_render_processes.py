@@ -101,16 +101,23 @@ def test_what_is_held_stays(processes):
     assert [float(x.mean()) for x in fields] == [*(n for n in range(12) if n % 3), *range(12)]
 
 
-def test_the_log_says_where_moving_items_costs_more_than_processing_them(monkeypatch, caplog):
+def test_the_log_says_where_moving_items_costs_more_than_processing_them(processes, monkeypatch, caplog):
     """The function of the spec returns the items, which are large."""
-    monkeypatch.setattr(render_processes.MovingCosts, "WINDOW", 3)
-    processes = RenderProcesses(RECIPE, 1)
-    with closing(processes):
-        for _ in range(6):
-            processes.process(items(1, 2, 3)).result(60)
-    at_start, in_service = [record.getMessage() for record in caplog.records]
-    assert at_start.startswith("spec, render processes: 1 on ")
-    assert in_service.startswith("spec, render processes: of the last 3 requests, moving the items took ")
+    monkeypatch.setattr(render_processes.MovingCosts, "WINDOW", 1)
+    monkeypatch.setattr(processes._costs, "_has_warned", False)
+    for _ in range(3):
+        processes.process(items(1, 2, 3)).result(60)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("spec, render processes: of the last ")
+
+
+def test_the_log_says_where_there_is_one_process_or_one_core(caplog):
+    render_processes.warn_without_cores("spec", 1, 8)
+    render_processes.warn_without_cores("spec", 4, 1)
+    assert [record.getMessage()[:24] for record in caplog.records] == [
+        "spec: 1 on 8 core(s) can",
+        "spec: 4 on 1 core(s) can",
+    ]
 
 
 def test_the_log_is_silent_where_processing_takes_longer(caplog):
