@@ -137,6 +137,20 @@ class HeadBesideForCausalLM(MultiModalMixin, PreTrainedModel, GenerationMixin):
         return [self.encoder(item) for item in series]
 
 
+def count_weights(model: Any) -> dict[str, int]:
+    """Return the numbers of weights of the parts of LLaVA beside its language model."""
+    counts = {}
+    for name in ("vision_tower", "multi_modal_projector"):
+        part = model.model.get_submodule(name)
+        counts[name] = sum(weight.numel() for weight in part.parameters())
+    return counts
+
+
+def count_served_weights(served: Any) -> dict[str, int]:
+    """Return the same of a model of vLLM, in this process."""
+    return count_weights(served.model)
+
+
 def register() -> None:
     """Tell transformers and vLLM about the models."""
     serve_transformers(f"{__name__}:OneClassLlavaForConditionalGeneration")

@@ -75,26 +75,29 @@ import json, sys
 from examples.llava_like.cases import make_cases
 from examples.llava_like.checkpoint import make_processor
 from examples.llava_like.offline import answer, engine
-from tests.night.one_classes import register
-from tests.path.planted.bug import Bug
-from tests.path.planted.table import BUGS
-from tests.path.test_planted_bugs import check_bug, name_bug
+from tests.night.one_classes import count_served_weights, register
 
 if __name__ == "__main__":
     register()
     requests = [case.request() for case in make_cases(make_processor().tokenizer, 12)]
     names = {"architectures": ["OneClassLlavaForConditionalGeneration"]}
     with engine(sys.argv[1], seed=0, enforce_eager=True, tensor_parallel_size=2, hf_overrides=names) as llm:
-        print(json.dumps(answer(llm, requests)))
+        print(json.dumps([answer(llm, requests), llm.apply_model(count_served_weights)]))
 """
 
 
 def test_layers_shared_by_two_processes(checkpoint: Path, cases: list[Case], tokenizer: Any, tmp_path: Path) -> None:
+    """Tower and projector are whole in each of them."""
     script = tmp_path / "shared.py"
     script.write_text(SHARED)
-    expected = answer_by_reference(Reference(checkpoint), cases[:12], tokenizer)
-    output = run_python(str(script), str(checkpoint), PYTHONPATH=str(ROOT), VLLM_CPU_OMP_THREADS_BIND="0|1")
-    assert json.loads(output.splitlines()[-1]) == expected
+    reference = Reference(checkpoint)
+    expected = answer_by_reference(reference, cases[:12], tokenizer)
+    variables = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+    output = run_python(str(script), str(checkpoint), PYTHONPATH=str(ROOT), **variables)
+    answers, counts = json.loads(output.splitlines()[-1])
+    assert answers == expected
+    whole = one_classes.count_weights(reference.model)
+    assert counts == [whole, whole]
 
 
 def test_positions_in_three_dimensions(engines: ExitStack, tmp_path: Path) -> None:
