@@ -19,6 +19,7 @@ from . import measure
 
 KINDS = ("one_class", "two_classes")
 COLUMNS = ["requests at once", "two classes", "one class", "times as long"]
+MIB = 2**20
 
 _llm: Any = None
 """The engine of this process."""
@@ -29,7 +30,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=2, help="Of each class, in turns.")] = 21,
     eager: Annotated[bool, typer.Option("--eager", help="Compile nothing.")] = False,
 ) -> None:
-    """Measure milliseconds per token of each, and how many times as long the one class takes."""
+    """Measure the time per token and the memory of each."""
     with ExitStack() as stack:
         # vLLM starts one engine on a CPU per process
         processes = {}
@@ -41,13 +42,18 @@ def main(
         figures = []
         for batch in (1, 8):
             figures.append(measure_batch(processes, batch, tokens, rounds))
+        memory = {}
+        for kind, process in processes.items():
+            memory[kind] = process.submit(measure_memory).result()
         for process in processes.values():
             process.submit(stop_engine).result()
     rows = []
     for figure in figures:
         times = [f"{figure[f'{kind}_ms']:.2f} ms" for kind in reversed(KINDS)]
         rows.append([str(figure["batch"]), *times, measure.format_ratio(figure)])
-    report = {"tokens": tokens, "rounds": rounds, "compiled": not eager, "rows": figures}
+    rows.append(["MiB of memory", *(f"{memory[kind]:.0f}" for kind in reversed(KINDS)), ""])
+    report = {"tokens": tokens, "rounds": rounds, "compiled": not eager, "mib": memory}
+    report["rows"] = figures
     measure.store("one_class", report, COLUMNS, rows)
 
 
@@ -112,6 +118,13 @@ def generate(batch: int, tokens: int) -> tuple[float, list[list[int]]]:
     results = _llm.generate(requests, sampling, use_tqdm=False)
     elapsed = time.perf_counter() - start
     return elapsed, [list(result.outputs[0].token_ids) for result in results]
+
+
+def measure_memory() -> float:
+    """Return the MiB of memory that this process shares with no other one."""
+    import psutil
+
+    return float(psutil.Process().memory_full_info().uss / MIB)
 
 
 def stop_engine() -> None:

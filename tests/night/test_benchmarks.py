@@ -29,6 +29,12 @@ def test_terra_on_a_cpu(tmp_path: Path) -> None:
     assert row["cached"] > 0
 
 
+def test_one_class_beside_two(tmp_path: Path) -> None:
+    results = run_benchmark(tmp_path, "one_class", "--tokens", "4", "--rounds", "2", "--eager")
+    assert [row["batch"] for row in results["rows"]] == [1, 8]
+    assert min(results["mib"].values()) > 100
+
+
 def test_overhead_of_one_model(tmp_path: Path) -> None:
     results = run_benchmark(tmp_path, "overhead", "--rounds", "3", "--systems", "llava")
     llava = results["systems"]["llava"]
