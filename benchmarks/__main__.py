@@ -18,6 +18,7 @@ ALL = (
     "outline",
     "scale",
     "render",
+    "pixels",
     "terra_cpu",
     "serve_load",
     "robots",

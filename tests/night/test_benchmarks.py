@@ -43,6 +43,17 @@ def test_overhead_of_one_model(tmp_path: Path) -> None:
         assert llava[part]["ratio"] > 0
 
 
+def test_pixels_of_llava(tmp_path: Path) -> None:
+    results = run_benchmark(tmp_path, "pixels", "--rounds", "3", "--systems", "llava")
+    by_name = {row["by"]: row for row in results["rows"]}
+    for row in by_name.values():
+        assert row["levels"] < 0.1
+        assert min(row["ms"].values()) > 0
+    floats = by_name["spec, floats"]["bytes"]
+    for name in ("spec, bytes", "torchvision, bytes"):
+        assert 2 * by_name[name]["bytes"] == floats  # bfloat16 has two bytes
+
+
 def test_every_part_of_the_gpus_benchmark_runs_tiny(tmp_path: Path) -> None:
     results = run_benchmark(tmp_path, "terra_gpu", "--tiny", "--frames", "2", "--streams", "2")
     rows = results["rows"]
