@@ -272,7 +272,7 @@ def prepare_generated_update(processor: Any, request: Request) -> Call:
 
     prompt, data, kwargs = request
     items = vllm_path.parse_items(processor, data).make_items({})
-    prepared = pipeline.Request(prompt, items, options=kwargs)
+    prepared = pipeline.ProcessorRequest(prompt, items, options=kwargs)
     plan = processor.pipeline.plan_for_options(kwargs)
     pipeline.process_items(plan, items)
 

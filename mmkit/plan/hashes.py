@@ -65,7 +65,7 @@ class ItemHasher:
         if modality.is_never_kept:
             return list(_number_items(uuid4().hex, len(items)))
         hashes = self._hash_one_by_one(items, options)
-        if not modality.may_cache(len(items)):
+        if not modality.are_independent(len(items)):
             return self._hash_together(hashes)
         return hashes
 

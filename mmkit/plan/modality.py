@@ -128,11 +128,10 @@ class BoundModality:
         """Whether vLLM may keep nothing of an item, whatever request it is in."""
         return self.spec.cacheable is False
 
-    def may_cache(self, count: int) -> bool:
-        """Whether vLLM may cache each item of a request with `count` of them by itself.
+    def are_independent(self, count: int) -> bool:
+        """Whether what becomes of an item does not depend on the others, in a request with `count`.
 
-        If not, what becomes of an item depends on all of them: they are processed together, and
-        the hash of each covers all.
+        If it does (`cacheable=`), they are processed together, and the hash of each covers all.
         """
         if isinstance(self.spec.cacheable, bool):
             return self.spec.cacheable
@@ -142,7 +141,7 @@ class BoundModality:
 
     @cached_property
     def _cacheable(self) -> Any:
-        """The condition of `may_cache`, which is compiled once: each request asks it twice."""
+        """The condition of `are_independent`, compiled once: each request asks it twice."""
         return as_condition(self.spec.cacheable)
 
     def make_zeros(self, batch: ItemBatch) -> ProcessedFields | None:

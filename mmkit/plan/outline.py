@@ -240,7 +240,7 @@ def hash_items(
     if hasher is None or modality.is_never_kept or modality.is_ids_only:
         return [None] * len(items)
     are_known = [item.content is not None or item.uuid is not None for item in items]
-    if not modality.may_cache(len(items)) and not all(are_known):
+    if not modality.are_independent(len(items)) and not all(are_known):
         return [None] * len(items)  # each depends on all of them
     hashes: list[str | None] = []
     for key, is_known in zip(hasher.hash_items(modality, items, options), are_known, strict=True):

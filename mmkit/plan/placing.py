@@ -1,6 +1,6 @@
 """Placing: the search for the place of each item in a prompt.
 
-mmkit places items in their order, or refuses the request. It recognises a layout that already
+mmkit places items in their order, or refuses the task. It recognises a layout that already
 stands in the prompt and leaves it as it is, so an expanded prompt is not expanded again.
 
 `place` tries the forms that a prompt may have (`PromptForm`), each by a `_Search` in four steps:
@@ -36,7 +36,7 @@ from .placement import (
     PromptForm,
     ReservedTargets,
 )
-from .placing_errors import PlacingRequest, WrongForm
+from .placing_errors import PlacingTask, WrongForm
 
 
 def place(
@@ -74,22 +74,12 @@ def place(
             inside a layout of another modality.
     """
     text = as_text(prompt)
-    request = PlacingRequest(prompt, text, layouts, where, reserved, tok)
-    forms_of_ids: dict[str, PromptForm] = {}
-    if len(forms) > 1:
-        forms_of_ids = _find_forms_of_ids(text, layouts)
-        if len(forms_of_ids) == len(layouts):
-            # every modality has its form in `forms_of_ids`, so that one search is enough
-            forms = forms[:1]
-        elif forms[0] is PromptForm.EXPANDED and not _has_first_layouts(
-            text, layouts, forms_of_ids
-        ):
-            # nearly always: the caller has expanded nothing
-            forms = forms[1:]
+    task = PlacingTask(prompt, text, layouts, where, reserved, tok)
+    choice = _choose_forms(text, layouts, forms)
     refusal: WrongForm | None = None
-    for form in forms:
+    for form in choice.forms:
         try:
-            return _Search(request, form, forms_of_ids).run()
+            return _Search(task, form, choice.forms_of_ids).run()
         except WrongForm as error:
             # a caller who wrote an unexpanded prompt would not understand why it is not mixed
             if refusal is None or form is not PromptForm.MIXED:
@@ -107,6 +97,37 @@ def may_be_expanded(prompt: list[int], layouts: LayoutsByModality) -> bool:
 
 
 # -- the form of a prompt --------------------------------------------------------------------------
+
+
+class _FormChoice(NamedTuple):
+    """The forms in which a prompt is searched.
+
+    Attributes:
+        forms: those to try, in order.
+        forms_of_ids: of each modality whose items become ids only, the form that is known without a
+            search; the forms to try are those of the other modalities.
+    """
+
+    forms: Sequence[PromptForm]
+    forms_of_ids: Mapping[str, PromptForm]
+
+
+def _choose_forms(
+    text: str, layouts: LayoutsByModality, forms: Sequence[PromptForm]
+) -> _FormChoice:
+    """Return the forms that a prompt may have, with those that need no trial left out.
+
+    A prompt without the first layout of a modality is not EXPANDED. Where all modalities have a
+    form of their own, one search is enough.
+    """
+    if len(forms) == 1:
+        return _FormChoice(forms, {})
+    forms_of_ids = _find_forms_of_ids(text, layouts)
+    if len(forms_of_ids) == len(layouts):
+        return _FormChoice(forms[:1], forms_of_ids)
+    if forms[0] is PromptForm.EXPANDED and not _has_first_layouts(text, layouts, forms_of_ids):
+        return _FormChoice(forms[1:], forms_of_ids)  # nearly always
+    return _FormChoice(forms, forms_of_ids)
 
 
 def _has_first_layouts(
@@ -212,12 +233,12 @@ class _Search:
     """
 
     def __init__(
-        self, request: PlacingRequest, form: PromptForm, forms_of_ids: Mapping[str, PromptForm]
+        self, task: PlacingTask, form: PromptForm, forms_of_ids: Mapping[str, PromptForm]
     ) -> None:
-        self._request = request
-        self._prompt = request.prompt
-        self._text = request.text
-        self._layouts = request.layouts
+        self._task = task
+        self._prompt = task.prompt
+        self._text = task.text
+        self._layouts = task.layouts
         self._form = form
         self._forms_of_ids = forms_of_ids
         # Where each text is found next, `len(text)` for nowhere. The items of a modality mostly
@@ -247,7 +268,7 @@ class _Search:
         return self._find_items_of_all()
 
     def _find_items_of(self, modality: str) -> list[_Match]:
-        """Return what stands for each item of the only modality of a request."""
+        """Return what stands for each item of the only modality of a task."""
         matches: list[_Match] = []
         for index in range(len(self._layouts[modality])):
             span = self._find_span(modality, index, matches)
@@ -291,6 +312,7 @@ class _Search:
             anchor = find_anchor(layout, self._prompt)
             if anchor is not None:
                 if anchor.start < cursor:
+                    # the last match is the one whose end has passed the anchor
                     raise self._make_inside_other(modality, index, matches[-1])
                 return anchor
         texts = layout.texts_in(form)
@@ -299,7 +321,7 @@ class _Search:
             owner = self._find_owner(modality, texts, matches)
             if owner is not None:
                 raise self._make_inside_other(modality, index, owner)
-            raise placing_errors.make_not_found(self._request, modality, index)
+            raise placing_errors.make_not_found(self._task, modality, index)
         return span
 
     def _find_next_match(self, texts: Sequence[str], cursor: int) -> Span | None:
@@ -338,7 +360,7 @@ class _Search:
 
     def _make_inside_other(self, modality: str, index: int, owner: _Match) -> WrongForm:
         ids = self._prompt[owner.span.start : owner.span.stop]
-        return placing_errors.make_inside_other(self._request, modality, index, owner.name, ids)
+        return placing_errors.make_inside_other(self._task, modality, index, owner.name, ids)
 
     def _check_unambiguous(
         self, modality: str, next_spans: Mapping[str, Span], next_index: Mapping[str, int]
@@ -361,7 +383,7 @@ class _Search:
                 candidates.append(name)
         if modality in candidates and len(candidates) > 1:
             layout = self._layouts[candidates[0]][next_index[candidates[0]]]
-            raise placing_errors.make_ambiguous(self._request, candidates[:2], layout.tokens.ids)
+            raise placing_errors.make_ambiguous(self._task, candidates[:2], layout.tokens.ids)
 
     def _is_layout(self, span: Span, layout: ItemLayout) -> bool:
         """Return whether the layout of an item stands at a span."""
@@ -381,10 +403,10 @@ class _Search:
         for modality, item_layouts in self._layouts.items():
             left_over = _find_left_over(remaining, item_layouts)
             if left_over is not None:
-                raise placing_errors.make_left_over(self._request, modality, _as_ids(left_over))
-        for target_text, target in self._request.reserved.texts.items():
+                raise placing_errors.make_left_over(self._task, modality, _as_ids(left_over))
+        for target_text, target in self._task.reserved.texts.items():
             if target_text in remaining:
-                raise placing_errors.make_left_over_target(self._request, target)
+                raise placing_errors.make_left_over_target(self._task, target)
 
     def _remaining_text(self, matches: Sequence[_Match]) -> str:
         """Return the prompt with one character in place of each match."""
@@ -398,7 +420,7 @@ class _Search:
 
     def _may_have_left_over(self, remaining: str) -> bool:
         """Return whether the first character of any leftover remains, a search in C for each."""
-        first_characters = set(self._request.reserved.first_characters)
+        first_characters = set(self._task.reserved.first_characters)
         for item_layouts in self._layouts.values():
             for layout in set(item_layouts):  # most items of a modality share one
                 first_characters |= layout.first_leftover_characters
@@ -464,7 +486,7 @@ class _Search:
                 target = targets[position]
                 if target.span.stop <= stop:
                     raise placing_errors.make_target_inside_layout(
-                        self._request,
+                        self._task,
                         target.name,
                         _as_ids(self._text_of(target)),
                         modality,

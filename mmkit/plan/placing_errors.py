@@ -31,7 +31,7 @@ class LeftOver(WrongForm):
 
 
 @dataclass(eq=False, slots=True)
-class PlacingRequest:
+class PlacingTask:
     """What the search has to place, and where.
 
     Attributes:
@@ -55,111 +55,109 @@ class PlacingRequest:
         return describe_ids(ids, self.tok)
 
 
-def make_not_found(request: PlacingRequest, modality: str, index: int) -> NotFound:
+def make_not_found(task: PlacingTask, modality: str, index: int) -> NotFound:
     """Return the error for an item for which nothing stands in the prompt."""
-    layouts = request.layouts[modality]
-    where = f"{request.where}.{modality}"
+    layouts = task.layouts[modality]
+    where = f"{task.where}.{modality}"
     update, target = layouts[index].updates[0]
     if isinstance(update, Insert):  # only a prefix may be missing
-        expected = f"a prompt that starts with {request.describe(target)}"
-        got = f"one that starts with {request.describe(request.prompt[: len(target)])}"
+        expected = f"a prompt that starts with {task.describe(target)}"
+        got = f"one that starts with {task.describe(task.prompt[: len(target)])}"
         return NotFound(where, expected, got)
     # item-numbered targets, or layouts of several lengths that the caller writes
     distinct_ids = {layout.unexpanded_ids for layout in layouts}
     if len(distinct_ids) > 1:
         word = _name_of_caller_ids(update)
-        ids = request.describe(layouts[index].unexpanded_ids)
+        ids = task.describe(layouts[index].unexpanded_ids)
         expected = f"the {word} {ids} in the prompt, after those of the items before it"
         remedy = f"Write one {word} per item, in order."
         return NotFound(f"{where}[{index}]", expected, "none", remedy)
-    sentence = _count_caller_ids(request, modality, [])
+    sentence = _count_caller_ids(task, modality, [])
     return NotFound(where, sentence.expected, sentence.got, sentence.remedy)
 
 
 def make_inside_other(
-    request: PlacingRequest, modality: str, index: int, owner: str, owner_ids: Sequence[int]
+    task: PlacingTask, modality: str, index: int, owner: str, owner_ids: Sequence[int]
 ) -> InsideOtherItem:
     """Return the error for an item for which only a part of another item stands in the prompt.
 
     Args:
-        request: what is placed.
+        task: what is placed.
         modality: the modality of the item.
         index: its number in the modality.
         owner: the other item, for example ``image[0]``.
         owner_ids: the ids of the prompt that stand for the other item.
     """
-    where = f"{request.where}.{modality}[{index}]"
-    layout = request.layouts[modality][index]
+    where = f"{task.where}.{modality}[{index}]"
+    layout = task.layouts[modality][index]
     update, target = layout.updates[0]
-    got = f"none but in {request.describe(owner_ids)}, which stands for {owner}"
+    got = f"none but in {task.describe(owner_ids)}, which stands for {owner}"
     if isinstance(update, Insert):
-        expected = f"the end of the prefix {request.describe(target)} outside other items"
+        expected = f"the end of the prefix {task.describe(target)} outside other items"
         remedy = "Write the target of the other item behind it."
         return InsideOtherItem(where, expected, got, remedy)
     word = _name_of_caller_ids(update)
-    ids = request.describe(layout.unexpanded_ids)
+    ids = task.describe(layout.unexpanded_ids)
     expected = f"the {word} {ids} outside other items"
     return InsideOtherItem(where, expected, got, f"Write one {word} for each item.")
 
 
-def make_left_over(request: PlacingRequest, modality: str, left_over: Sequence[int]) -> LeftOver:
+def make_left_over(task: PlacingTask, modality: str, left_over: Sequence[int]) -> LeftOver:
     """Return the error for a target or a placeholder of a modality that is left over.
 
     Args:
-        request: what is placed.
+        task: what is placed.
         modality: the modality; the request has items of it.
         left_over: the ids that are left over.
     """
-    where = f"{request.where}.{modality}"
-    layout = request.layouts[modality][0]
+    where = f"{task.where}.{modality}"
+    layout = task.layouts[modality][0]
     if not isinstance(layout.updates[0].update, Insert):
-        sentence = _count_caller_ids(request, modality, left_over)
+        sentence = _count_caller_ids(task, modality, left_over)
         return LeftOver(where, sentence.expected, sentence.got, sentence.remedy)
     remedy = "Leave them out: mmkit inserts the layouts of the items."
     embed_ids = layout.tokens.embed_ids
     if not embed_ids.issuperset(left_over):  # the target of another alternative of `update`
-        got = f"the target {request.describe(left_over)}"
+        got = f"the target {task.describe(left_over)}"
         return LeftOver(where, "a prompt without targets", got, remedy)
-    num_placeholders = _count_among(request.prompt, embed_ids)
-    got = _count_placeholders(request, num_placeholders, embed_ids)
+    num_placeholders = _count_among(task.prompt, embed_ids)
+    got = _count_placeholders(task, num_placeholders, embed_ids)
     return LeftOver(where, "a prompt without placeholders", got, remedy)
 
 
-def make_left_over_target(request: PlacingRequest, target: Target) -> LeftOver:
+def make_left_over_target(task: PlacingTask, target: Target) -> LeftOver:
     """Return the error for a reserved target that is left over, and no item of the request has."""
-    where = f"{request.where}.{request.reserved.modality_of[target]}"
-    got = f"the target {request.describe(target)} without its item"
+    where = f"{task.where}.{task.reserved.modality_of[target]}"
+    got = f"the target {task.describe(target)} without its item"
     remedy = "Send the item, or leave the target out."
     return LeftOver(where, "one item per target", got, remedy)
 
 
-def make_ambiguous(
-    request: PlacingRequest, modalities: Sequence[str], ids: Sequence[int]
-) -> InputError:
+def make_ambiguous(task: PlacingTask, modalities: Sequence[str], ids: Sequence[int]) -> InputError:
     """Return the error for ids that are the layout of items of several modalities."""
-    where = ", ".join([f"{request.where}.{modality}" for modality in modalities])
-    got = f"the layout {request.describe(ids)}, which either has"
+    where = ", ".join([f"{task.where}.{modality}" for modality in modalities])
+    got = f"the layout {task.describe(ids)}, which either has"
     remedy = "Send the prompt before it is expanded, or no item of the other."
     return InputError(where, "a prompt that tells their items apart", got, remedy)
 
 
 def make_target_inside_layout(
-    request: PlacingRequest, item: str, target: Sequence[int], modality: str, layout: Sequence[int]
+    task: PlacingTask, item: str, target: Sequence[int], modality: str, layout: Sequence[int]
 ) -> InputError:
     """Return the error for a target inside a layout of another modality.
 
     Args:
-        request: what is placed.
+        task: what is placed.
         item: the item of the target, for example ``image[0]``.
         target: the ids of the target.
         modality: that of the layout.
         layout: the ids of the layout.
     """
-    target_in_words = request.describe(target)
-    layout_in_words = request.describe(layout)
+    target_in_words = task.describe(target)
+    layout_in_words = task.describe(layout)
     got = f"{target_in_words} inside {layout_in_words}, a layout of {modality}"
     remedy = "Write one target per item, or send the prompt in which every layout stands."
-    return InputError(f"{request.where}.{item}", "a target outside layouts", got, remedy)
+    return InputError(f"{task.where}.{item}", "a target outside layouts", got, remedy)
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -174,44 +172,42 @@ class _Sentence:
     remedy: str
 
 
-def _count_caller_ids(
-    request: PlacingRequest, modality: str, left_over: Sequence[int]
-) -> _Sentence:
+def _count_caller_ids(task: PlacingTask, modality: str, left_over: Sequence[int]) -> _Sentence:
     """Compare how often a caller wrote an item of a modality with the number of its items.
 
     Args:
-        request: what is placed.
+        task: what is placed.
         modality: one whose layouts are not inserted.
         left_over: the ids that are left over, if there are any.
     """
-    layouts = request.layouts[modality]
+    layouts = task.layouts[modality]
     tokens = layouts[0].tokens
     ids = layouts[0].unexpanded_ids
     word = _name_of_caller_ids(layouts[0].updates[0].update)
-    count = request.text.count(as_text(ids))
+    count = task.text.count(as_text(ids))
     num_expected = _count_word(len(layouts), word)
     num_items = _count_word(len(layouts), "item")
-    expected = f"{num_expected} {request.describe(ids)} in the prompt for {num_items}"
+    expected = f"{num_expected} {task.describe(ids)} in the prompt for {num_items}"
     got = str(count)
     remedy = f"Write one {word} per item, and nothing else with its tokens."
-    num_placeholders = _count_among(request.prompt, tokens.embed_ids)
+    num_placeholders = _count_among(task.prompt, tokens.embed_ids)
     num_stray = num_placeholders - count * _count_among(ids, tokens.embed_ids)
     if num_stray:
-        got = f"{count}, and {_count_placeholders(request, num_stray, tokens.embed_ids)} beside"
+        got = f"{count}, and {_count_placeholders(task, num_stray, tokens.embed_ids)} beside"
         if word == "target":
-            layout = request.describe(tokens.ids)
+            layout = task.describe(tokens.ids)
             remedy = f"Write one target per item, or its whole layout, {layout}."
     elif count == len(layouts) and left_over:  # the target of another item, or alternative
-        got = f"{count}, and {request.describe(left_over)} beside"
+        got = f"{count}, and {task.describe(left_over)} beside"
     return _Sentence(expected, got, remedy)
 
 
-def _count_placeholders(request: PlacingRequest, count: int, embed_ids: Collection[int]) -> str:
+def _count_placeholders(task: PlacingTask, count: int, embed_ids: Collection[int]) -> str:
     """Return a number of placeholders in words, with the first that stands in the prompt."""
     words = _count_word(count, "placeholder")
-    for token in request.prompt:
+    for token in task.prompt:
         if token in embed_ids:
-            return f"{words} {request.describe([token])}"
+            return f"{words} {task.describe([token])}"
     return words
 
 

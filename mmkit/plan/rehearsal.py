@@ -465,7 +465,7 @@ def _check_rows_at_second_position(modality: BoundModality, value: Any) -> None:
         SpecError: names both numbers.
     """
     reads_index = modality.layout_evaluator.reads_index
-    if not reads_index or modality.limit in (0, 1) or not modality.may_cache(2):
+    if not reads_index or modality.limit in (0, 1) or not modality.are_independent(2):
         return
     first = modality.lay_out_spec_item(value, 0).num_embeds
     second = modality.lay_out_spec_item(value, 1).num_embeds

@@ -16,7 +16,7 @@ from ..language.layout import Insert
 from ..plan.placement import ItemLayout
 from ..vllm_api import compat
 from ..vllm_api.compat import find
-from ..vllm_api.pipeline import Request, has_pipeline
+from ..vllm_api.pipeline import ProcessorRequest, has_pipeline
 from .vllm_path import Data, apply_inputs, collect_outcome, mask_flags, parse_items
 
 _PromptIndex = find(
@@ -84,7 +84,7 @@ def _find_updates_of_spec(
     processor: Any, data: dict[str, list[Any]], kwargs: Data
 ) -> list[ItemUpdate]:
     items = parse_items(processor, data).make_items({})
-    processor.pipeline.process_and_lay_out(Request([], items, options=kwargs), items)
+    processor.pipeline.process_and_lay_out(ProcessorRequest([], items, options=kwargs), items)
     return [_convert_update_of_spec(item.layout) for item in items]
 
 

@@ -52,7 +52,7 @@ def measure_nothing(stage: str) -> AbstractContextManager[Any]:
 
 
 @dataclass
-class Request:
+class ProcessorRequest:
     """One request, in one form for all releases of vLLM.
 
     Attributes:
@@ -103,14 +103,14 @@ class RequestPipeline:
         self._id_layouts = make_id_layout_cache()
         self._proven_modalities: set[str] = set()
 
-    def run(self, request: Request, timer: StageTimer = measure_nothing) -> dict[str, Any]:
+    def run(self, request: ProcessorRequest, timer: StageTimer = measure_nothing) -> dict[str, Any]:
         """Turn a request into vLLM's input for its engine.
 
         Before, vLLM has called `Parser` (step 1), and `Processor.apply` has made the items.
 
         2. `check_ids_and_uuids` refuses ids outside the vocabulary, and malformed uuids.
         3. `hash_items` fills in the key by which caches know an item.
-        4. `find_missing_items` fills in the layouts of items that a cache has. vLLM's caches know
+        4. `fill_in_cached_items` fills in the layouts of items that a cache has. vLLM's caches know
            the items whose fields go to the engine. Of an item that becomes ids only nothing but
            these ids goes there, and a cache of this pipeline has its layout.
         5. `process_items` fills in the fields of the other items,
@@ -131,7 +131,7 @@ class RequestPipeline:
         with timer("get_mm_hashes"):
             hash_items(self.plan, self._hasher, request)
         with timer("get_cache_missing_items"):
-            missing_items = find_missing_items(
+            missing_items = fill_in_cached_items(
                 self.plan, self._reader, self._id_layouts, request, engine_items
             )
         with timer("apply_hf_processor"):
@@ -144,7 +144,7 @@ class RequestPipeline:
             prepare_exchange(self._reader, request, engine_items, self._list_process_again)
         return make_engine_input(ids, engine_items, placements)
 
-    def process_and_lay_out(self, request: Request, items: Sequence[Item]) -> None:
+    def process_and_lay_out(self, request: ProcessorRequest, items: Sequence[Item]) -> None:
         """Fill in the fields and the layouts of some items of a request.
 
         Errors as for `run`.
@@ -188,7 +188,9 @@ class RequestPipeline:
                 modality.field_processor.process_spec_item(modality.item.candidates()[0])
                 self._proven_modalities.add(name)
 
-    def _process_items_without_room(self, request: Request, engine_items: Sequence[Item]) -> None:
+    def _process_items_without_room(
+        self, request: ProcessorRequest, engine_items: Sequence[Item]
+    ) -> None:
         """Process items that only the cache has, where it is too small for the request.
 
         Other items of the request may evict them, so their fields must be at hand.
@@ -206,7 +208,7 @@ class RequestPipeline:
             self.process_and_lay_out(request, cached_items)
 
     def _list_process_again(
-        self, request: Request, items: Sequence[Item]
+        self, request: ProcessorRequest, items: Sequence[Item]
     ) -> list[Callable[[], MultiModalKwargsItem]]:
         """Return, for each item that only the cache has, a function that processes it again.
 
@@ -216,7 +218,7 @@ class RequestPipeline:
         """
         functions: list[Callable[[], MultiModalKwargsItem]] = []
         for name, items_of_modality in group_by_modality(items).items():
-            if self.plan.modalities[name].may_cache(items_of_modality[0].count):
+            if self.plan.modalities[name].are_independent(items_of_modality[0].count):
                 for item in items_of_modality:
                     copies = [item.copy_unprocessed()]
                     functions.append(self._make_process_again(request, copies, 0))
@@ -229,7 +231,7 @@ class RequestPipeline:
         return functions
 
     def _make_process_again(
-        self, request: Request, copies: list[Item], position: int
+        self, request: ProcessorRequest, copies: list[Item], position: int
     ) -> Callable[[], MultiModalKwargsItem]:
         """Return a function that processes copies of items, and returns the fields of one of them.
 
@@ -264,7 +266,7 @@ def select_engine_items(plan: Plan, items: Sequence[Item]) -> list[Item]:
 # -- 2: check --------------------------------------------------------------------------------------
 
 
-def check_ids_and_uuids(plan: Plan, request: Request) -> None:
+def check_ids_and_uuids(plan: Plan, request: ProcessorRequest) -> None:
     """Refuse ids outside the vocabulary, and uuids that are no strings.
 
     Raises:
@@ -279,7 +281,7 @@ def check_ids_and_uuids(plan: Plan, request: Request) -> None:
 # -- 3: hash ---------------------------------------------------------------------------------------
 
 
-def hash_items(plan: Plan, hasher: VllmItemHasher, request: Request) -> None:
+def hash_items(plan: Plan, hasher: VllmItemHasher, request: ProcessorRequest) -> None:
     """Fill in the hash of each item.
 
     A request whose items are processed in other processes takes the steps twice, and is hashed
@@ -299,7 +301,7 @@ def hash_items(plan: Plan, hasher: VllmItemHasher, request: Request) -> None:
         request.offloaded.hashes = [item.hash for item in request.items]
 
 
-def _options_of_modality(plan: Plan, request: Request, name: str) -> Mapping[str, Any]:
+def _options_of_modality(plan: Plan, request: ProcessorRequest, name: str) -> Mapping[str, Any]:
     """Return the options of a request with which the items of a modality are processed."""
     if not request.options:
         return request.factors
@@ -322,16 +324,17 @@ def _size_in_cache(layout: ItemLayout) -> int:
     return len(layout.tokens) + MAX_KEY_VALUES
 
 
-def find_missing_items(
+def fill_in_cached_items(
     plan: Plan,
     reader: CacheReader,
     id_layouts: Memo,
-    request: Request,
+    request: ProcessorRequest,
     engine_items: Sequence[Item],
 ) -> list[Item]:
-    """Return the items that are to be processed; fill in the layouts of the others.
+    """Fill in the layouts of the items that a cache has, and return the others.
 
-    A cache has the others, or another request on its way to the engine.
+    Another request on its way to the engine may have an item, too. What is returned is to be
+    processed: the items without a layout, and those that depend on one of them.
 
     Args:
         plan: the server's plan.
@@ -350,7 +353,7 @@ def find_missing_items(
             for item in items:
                 item.layout = id_layouts.find(item.hash)
         missing: Sequence[Item] = [item for item in items if item.layout is None]
-        if missing and not modality.may_cache(len(items)):
+        if missing and not modality.are_independent(len(items)):
             missing = items  # each depends on all of them
         missing_items += missing
     return missing_items
@@ -376,6 +379,8 @@ def process_items(plan: Plan, items: Sequence[Item], offloaded: Offloaded | None
 
 def lay_out_items(plan: Plan, items: Sequence[Item], *, may_be_larger: bool = False) -> None:
     """Fill in the layouts of processed items.
+
+    A function of its own, so that tests/path/planted may put a wrong step in its place.
 
     Args:
         plan: the plan for the options of the request.
@@ -411,14 +416,14 @@ def remember_id_layouts(plan: Plan, id_layouts: Memo, items: Sequence[Item]) -> 
         modality = plan.modalities[item.modality]
         if not modality.is_ids_only or isinstance(item.layout, IndexedLayout):
             continue
-        if modality.may_cache(item.count):
+        if modality.are_independent(item.count):
             id_layouts.keep(item.hash, item.layout)
 
 
 # -- 7: place --------------------------------------------------------------------------------------
 
 
-def place_items(plan: Plan, request: Request) -> PlacedPrompt:
+def place_items(plan: Plan, request: ProcessorRequest) -> PlacedPrompt:
     """Return the prompt with the layouts of all items in it, and where they stand."""
     ids = request.prompt
     if isinstance(ids, str):
@@ -431,10 +436,10 @@ def place_items(plan: Plan, request: Request) -> PlacedPrompt:
 
 def prepare_exchange(
     reader: CacheReader,
-    request: Request,
+    request: ProcessorRequest,
     engine_items: Sequence[Item],
     list_process_again: Callable[
-        [Request, Sequence[Item]], list[Callable[[], MultiModalKwargsItem]]
+        [ProcessorRequest, Sequence[Item]], list[Callable[[], MultiModalKwargsItem]]
     ],
 ) -> None:
     """Put new items into the cache, and fill in the fields of items that the cache has.

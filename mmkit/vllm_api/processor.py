@@ -37,7 +37,7 @@ from .hashes import make_hasher
 from .hooks import REQUEST_FIELDS, refuse_dead
 from .info import DummyInputs, ProcessingInfo
 from .items import Parser, make_field_forms
-from .pipeline import Request, RequestPipeline, StageTimer, measure_nothing
+from .pipeline import ProcessorRequest, RequestPipeline, StageTimer, measure_nothing
 
 _APPLY_SIGNATURE = inspect.signature(BaseMultiModalProcessor.apply)
 
@@ -80,7 +80,9 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
         )
         patches.install()
 
-    def render(self, request: Request, timer: StageTimer = measure_nothing) -> dict[str, Any]:
+    def render(
+        self, request: ProcessorRequest, timer: StageTimer = measure_nothing
+    ) -> dict[str, Any]:
         """Return a request in vLLM's form for its engine; see `RequestPipeline.run`."""
         return self.pipeline.run(request, timer)
 
@@ -97,7 +99,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
                 if isinstance(uuids_of_modality, str):
                     uuids_of_modality = [uuids_of_modality]
                 uuids[name] = uuids_of_modality
-            request = Request(
+            request = ProcessorRequest(
                 arguments["prompt"],
                 items.make_items(uuids),
                 options=arguments["hf_processor_mm_kwargs"],
@@ -116,7 +118,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
                 value = getattr(inputs, name)
                 if value:
                     factors[name] = value
-            request = Request(
+            request = ProcessorRequest(
                 inputs.prompt,
                 inputs.mm_data_items.make_items(inputs.mm_uuid_items or {}),
                 options=inputs.hf_processor_mm_kwargs,

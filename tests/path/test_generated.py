@@ -16,7 +16,7 @@ from vllm import ModelRegistry
 from examples.terra.spec import TERRA
 from mmkit import Audio, Image, InputError, ModelSpec, Video, embed
 from mmkit.testing import processors, vllm_path
-from mmkit.vllm_api.pipeline import Request
+from mmkit.vllm_api.pipeline import ProcessorRequest
 from tests.path.plain import ONES, ids, plain, processor, run
 from tests.path.planted.base import checkpoint
 from tests.unit.common import make_modality
@@ -98,7 +98,7 @@ def test_a_subclass_of_the_processor_may_add_to_the_prompt() -> None:
     spec = plain()
 
     class WithSeparator(spec.classes.processor):  # type: ignore[name-defined, misc]
-        def render(self, request: Request, *timer: Any) -> Any:
+        def render(self, request: ProcessorRequest, *timer: Any) -> Any:
             prompt = list(request.prompt) + ids("b")
             return super().render(replace(request, prompt=prompt), *timer)
 

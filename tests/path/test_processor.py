@@ -49,7 +49,7 @@ from mmkit.testing import vllm_path
 from mmkit.testing.differences import find_difference
 from mmkit.vllm_api import admission, patches
 from mmkit.vllm_api.errors import Refused
-from mmkit.vllm_api.pipeline import Request
+from mmkit.vllm_api.pipeline import ProcessorRequest
 from tests.path.plain import ONES, ids, plain, processor, run
 from tests.path.planted.base import HIDDEN, MIXED, series
 
@@ -457,7 +457,7 @@ def test_the_hashes_of_items_that_are_applied_twice_are_those_of_their_options()
     items = vllm_path.parse_items(instance, {"frames": ONES})
     hashes = []
     for options in ({}, {"scale": 2}, {}):
-        request = Request(ids("<frame>"), items.make_items({}), options=options)
+        request = ProcessorRequest(ids("<frame>"), items.make_items({}), options=options)
         hashes += instance.render(request)["mm_hashes"]["frames"]
     without_options, with_options, again_without = hashes
     assert without_options == again_without

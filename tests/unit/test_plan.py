@@ -88,7 +88,7 @@ def count_largest_rows(modality):
 def test_by_default_items_have_no_limit_and_are_cached():
     modality = bind_modality()
     assert modality.limit is None
-    assert modality.may_cache(3)
+    assert modality.are_independent(3)
     assert modality.parser.embeds_field == "m_embeds"
     assert not modality.layout_evaluator.depends_on_index
     assert modality.field_processor.hf_call is None
@@ -100,15 +100,15 @@ def test_the_limit_is_bound(limit, expected):
 
 
 def test_items_are_not_cached_where_the_spec_says_so():
-    assert not bind_modality(cacheable=False).may_cache(1)
+    assert not bind_modality(cacheable=False).are_independent(1)
 
 
 def test_whether_items_are_cached_may_depend_on_their_number():
     modality = bind_modality(layout=embed(5) * item.count, cacheable=item.count <= 2)
-    assert modality.may_cache(1)
-    assert modality.may_cache(2)
-    assert not modality.may_cache(3)
-    assert modality.may_cache(2), "the last count decides nothing"
+    assert modality.are_independent(1)
+    assert modality.are_independent(2)
+    assert not modality.are_independent(3)
+    assert modality.are_independent(2), "the last count decides nothing"
 
 
 # -- layouts of items --------------------------------------------------------------------------------------------------

@@ -404,7 +404,7 @@ def independence(case: Case) -> None:
     if subject.plan is not None:
         for name, count in request.counts.items():
             # a spec may declare that the items of a request are processed together
-            assume(subject.plan.modalities[name].may_cache(count))
+            assume(subject.plan.modalities[name].are_independent(count))
     together = subject.run(request)
     updates = subject.find_request_updates(request)
     for name, samples in request.items.items():

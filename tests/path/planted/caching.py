@@ -59,7 +59,7 @@ def target_of_another_position() -> Subject:
 
 @planted("cache", CACHED + "(fields|ids)")
 def receiver_gets_other_data() -> Subject:
-    def find_missing_items(correct, plan, reader, id_layouts, request, engine_items):
+    def fill_in_cached_items(correct, plan, reader, id_layouts, request, engine_items):
         missing = correct(plan, reader, id_layouts, request, engine_items)
         groups = group_by_modality(request.items)
         for name, of_modality in group_by_modality(missing).items():
@@ -68,7 +68,7 @@ def receiver_gets_other_data() -> Subject:
                 part.value = value
         return missing
 
-    return with_step("find_missing_items", find_missing_items)
+    return with_step("fill_in_cached_items", fill_in_cached_items)
 
 
 BUFFER = torch.zeros(8, 2, 3)
