@@ -9,20 +9,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from examples.server import Server
 from mmkit import InputError
+from mmkit.serve.client import Client
 from mmkit.testing.differences import find_difference
 from mmkit.testing.vllm_path import Outcome
 from tests import hf_law
 from tests.profiles import scaled
+from tests.wild.common import collect_items
+from tests.wild.compare import compare_chat, draw_chat, render
+from tests.wild.serve import ANSWER_TOKENS, answer_by_account, answer_by_engine, write_checkpoint
 
-from .request_paths import RequestPaths, open_paths
+from .request_paths import RequestPaths, encode_messages, open_paths
 from .words import DrawnRequest, DrawnSpec, Expected, requests, specs, wrong_requests
+from .words_model import CasesForCausalLM, open_cases
 
 pytestmark = pytest.mark.timeout(3000)
 
@@ -154,3 +163,94 @@ def check_refusal(paths: RequestPaths, request: DrawnRequest, counts: Counter[st
     for answer in (paths.generate(prompt, request.data), paths.chat(request.make_messages())):
         assert isinstance(answer, str), "a refusal"
     counts["refused"] += 1
+
+
+# -- engines -----------------------------------------------------------------------------------------------------------
+
+NUM_CHATS = 30
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cases")
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> Any:
+    """The model in transformers, by the account of its prompts."""
+    return write_checkpoint(open_cases(), CasesForCausalLM, checkpoint)
+
+
+def test_an_engine_answers_about_cases(checkpoint: Path, model: Any, engines: ExitStack) -> None:
+    """30 chats, as texts with items and as messages, beside the model in transformers."""
+    opened = open_cases()
+    for number in range(400):
+        compare_chat(opened, draw_chat(opened, number))
+    chats = [draw_chat(opened, number) for number in range(NUM_CHATS)]
+    expected = [answer_by_account(opened, model, messages) for messages in chats]
+    offline, chat = answer_by_engine(opened, checkpoint, chats)
+    assert offline == expected
+    assert chat == expected
+    assert len(set(map(tuple, expected))) > NUM_CHATS / 2
+
+
+def test_a_server_answers_about_cases(checkpoint: Path, model: Any, tmp_path: Path) -> None:
+    """Twelve chats over mmkit's route, in streams of several answers, in sessions, and over vLLM's chat."""
+    opened = open_cases()
+    options = ("--dtype", "float32", "--max-model-len", "2048", "--enforce-eager", "--served-model-name", "cases")
+    environment = {"MMKIT_MODULES": "tests.night.words_model"}
+    with (
+        Server(checkpoint, *options, environment=environment, log=tmp_path / "log") as server,
+        Client(server.url) as client,
+    ):
+        for number in range(12):
+            messages = draw_chat(opened, number)
+            expected = opened.model.expand(opened.tokenizer, opened.config, messages).ids
+            answer = answer_by_account(opened, model, messages)
+            prompt = opened.tokenizer.encode(render(opened, messages))
+            items = collect_items(messages)
+            check_routes(client, prompt, items, expected, answer)
+            more = draw_chat(opened, number + 100)
+            check_session(client, prompt, items, expected, answer, collect_items(more))
+            check_chat(server, messages, expected, answer)
+
+
+SAMPLING: dict[str, Any] = {
+    "temperature": 0.0,
+    "max_tokens": ANSWER_TOKENS,
+    "min_tokens": ANSWER_TOKENS,
+}
+
+
+def check_routes(client: Client, prompt: list[int], items: Any, expected: list[int], answer: list[int]) -> None:
+    """Ask once, and for a stream of two answers."""
+    whole = client.generate(prompt, items, return_token_ids=True, **SAMPLING)
+    assert whole.prompt_token_ids == expected
+    assert whole.choices[0].token_ids == answer
+    ids: dict[int, list[int]] = {0: [], 1: []}
+    for event in client.stream(prompt, items, n=2, **SAMPLING):
+        for choice in event.choices:
+            ids[choice.index] += choice.token_ids
+    assert ids == {0: answer, 1: answer}
+
+
+def check_session(
+    client: Client, prompt: list[int], items: Any, expected: list[int], answer: list[int], more: Any
+) -> None:
+    """Ask in a session, and go on with more items; one request with everything has the same answer."""
+    targets = open_cases().plan.spell(more)
+    with client.session(prompt, items, **SAMPLING) as session:
+        assert session.first.token_ids == answer
+        second = session.next(more)
+    together = {name: items.get(name, []) + more.get(name, []) for name in {*items, *more}}
+    whole = client.generate(expected + answer + targets, together, **SAMPLING)
+    assert second.token_ids == whole.choices[0].token_ids
+
+
+def check_chat(server: Server, messages: Any, expected: list[int], answer: list[int]) -> None:
+    """Ask over vLLM's chat."""
+    body = {"model": "cases", "messages": encode_messages(messages), "return_token_ids": True, **SAMPLING}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120)
+    assert response.status_code == 200, response.text
+    assert response.json()["prompt_token_ids"] == expected
+    assert response.json()["choices"][0]["token_ids"] == answer

@@ -101,8 +101,12 @@ def register(name: str) -> Any:
 
 
 def make_checkpoint(opened: OpenModel, name: str, folder: Path) -> Any:
-    """Write a checkpoint with random weights, and return its model."""
-    model_class = register(name)
+    """Write the checkpoint of a model with a name, with random weights, and return its model."""
+    return write_checkpoint(opened, register(name), folder)
+
+
+def write_checkpoint(opened: OpenModel, model_class: Any, folder: Path) -> Any:
+    """Write a checkpoint of a class that vLLM knows, with random weights, and return its model."""
     torch.manual_seed(0)
     opened.config.eos_token_id = opened.tokenizer.eos_token_id  # vLLM reads the tokenizer's, transformers the config's
     model = model_class(opened.config).eval()
