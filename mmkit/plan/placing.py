@@ -1,6 +1,6 @@
 """Placing: the search for the place of each item in a prompt.
 
-mmkit places items in their order, or refuses the task. It recognises a layout that already
+mmkit places items in their order, or refuses the request. It recognises a layout that already
 stands in the prompt and leaves it as it is, so an expanded prompt is not expanded again.
 
 `place` tries the forms that a prompt may have (`PromptForm`), each by a `_Search` in four steps:
