@@ -34,7 +34,8 @@ for name in sorted(arrays.files):
         data = requests[int(number)].setdefault("multi_modal_data", {"image": []})
         data["image"].append(Image.fromarray(arrays[name]))
 if __name__ == "__main__":
-    llm = LLM(folder, dtype="float32", enforce_eager=True, block_size=32, seed=0)
+    options = {"trust_remote_code": True} if "auto_map" in open(folder + "/config.json").read() else {}
+    llm = LLM(folder, dtype="float32", enforce_eager=True, block_size=32, seed=0, **options)
     sampling = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
     answers = [list(output.outputs[0].token_ids) for output in llm.generate(requests, sampling, use_tqdm=False)]
     try:
@@ -69,6 +70,8 @@ def answer(folder: Path, requests_file: Path) -> Any:
         **os.environ,
         "VLLM_PLUGINS": "mmkit",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        # the code of a folder is copied there
+        "HF_MODULES_CACHE": str(folder / "modules"),
         # other tests of this process announce their models there
         "MMKIT_MODULES": "",
     }
@@ -86,9 +89,33 @@ def answer(folder: Path, requests_file: Path) -> Any:
     return json.loads(line.removeprefix("RESULT"))
 
 
-def test_a_checkpoint_with_a_document_is_served_without_the_package_of_its_author(
-    tmp_path: Path,
-) -> None:
+CODE = """
+import torch
+from mmkit import ModelSpec
+from mmkit.training import MultiModalMixin
+from transformers import LlavaForConditionalGeneration
+
+
+class FolderLlavaForConditionalGeneration(MultiModalMixin, LlavaForConditionalGeneration):
+    mm_spec = ModelSpec.from_document(DOCUMENT)
+
+    def embed_image(self, pixel_values: torch.Tensor) -> list[torch.Tensor]:
+        return list(self.model.get_image_features(pixel_values=pixel_values).pooler_output)
+"""
+
+
+def write_class(folder: Path) -> None:
+    """Write the class of transformers that runs a checkpoint into its folder, with the document as its spec."""
+    document = (folder / "mmkit.json").read_text()
+    (folder / "modeling_folder.py").write_text(CODE.replace("DOCUMENT", repr(document)))
+    config = json.loads((folder / "config.json").read_text())
+    name = "FolderLlavaForConditionalGeneration"
+    config |= {"architectures": [name], "auto_map": {"AutoModelForImageTextToText": f"modeling_folder.{name}"}}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_a_checkpoint_with_a_document_is_served_without_the_package_of_its_author(tmp_path: Path) -> None:
+    """By vLLM's own class, and by the class of transformers that the folder brings as code."""
     folder = make_checkpoint(tmp_path)
     requests_file = write_requests(folder)
     expected, _, module_of_processor, module_of_model = answer(folder, requests_file)
@@ -100,3 +127,9 @@ def test_a_checkpoint_with_a_document_is_served_without_the_package_of_its_autho
     assert refusal.startswith("llava_like.image: expected")
     assert module_of_processor.startswith("mmkit.generated.")
     assert model == module_of_model
+    write_class(folder)
+    answers, refusal, module_of_processor, model = answer(folder, requests_file)
+    assert answers == expected
+    assert refusal.startswith("llava_like.image: expected")
+    assert module_of_processor.startswith("mmkit.generated.")
+    assert model.startswith("mmkit.model.generated.transformers_modules.")
