@@ -116,16 +116,16 @@ def open_checkpoint(spec: ModelSpec, folder: str | Path, *, trust_remote_code: b
     """
     path = find_checkpoint(folder)
     with require_vllm():
-        from ..testing.processors import load_config_for_spec, make_processor
+        from ..testing import processors
     takes_embeds = any(modality.embeds for modality in spec.modalities)
     remedy = ""
     if _brings_code(path) and not trust_remote_code:
         remedy = _UNTRUSTED
     try:
-        config = load_config_for_spec(
+        config = processors.load_config_for_spec(
             path, enable_mm_embeds=takes_embeds, trust_remote_code=trust_remote_code
         )
-        return make_processor(spec.classes, config).info  # a processor binds its spec
+        return processors.make_processor(spec.classes, config).info  # a processor binds its spec
     except SpecError as error:
         error.args = (f"{error} {remedy}".rstrip(),)
         raise

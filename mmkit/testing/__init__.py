@@ -16,38 +16,29 @@ Or without any file: ``pytest --mmkit package.module:SPEC --mmkit-model path/of/
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .public import *  # noqa: F403
-
-
-def __getattr__(name: str) -> Any:
-    """Return a public name.
-
-    The laws import Hypothesis and vLLM's loaders of models, which takes seconds: whoever needs a
-    module of this package alone, such as `mmkit show`, does not wait for them.
-    """
-    if name.startswith("__") and name != "__all__":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "__all__":
-        return _list_public_names()
-    public = import_module(".public", __name__)
-    if name in globals():  # a module of this package, which is imported now
-        return globals()[name]
-    if name not in _list_public_names():
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(public, name)
-    globals()[name] = value  # so that Python finds it without this function from now on
-    return value
-
-
-def __dir__() -> list[str]:
-    """List the names of this module and the public ones."""
-    return sorted({*globals(), *_list_public_names()})
-
-
-def _list_public_names() -> list[str]:
-    public = import_module(".public", __name__)
-    return [name for name in vars(public) if not name.startswith("_")]
+from .checks import Report as Report
+from .checks import Result as Result
+from .checks import check as check
+from .checks import check_law as check_law
+from .checks import parametrize as parametrize
+from .law import Case as Case
+from .law import KitError as KitError
+from .law import Law as Law
+from .law import NotApplicable as NotApplicable
+from .law import NotDrawn as NotDrawn
+from .law import Violation as Violation
+from .laws import LAWS as LAWS
+from .strategies import AbsentSample as AbsentSample
+from .strategies import AudioSample as AudioSample
+from .strategies import ImageSample as ImageSample
+from .strategies import ListSample as ListSample
+from .strategies import RecordSample as RecordSample
+from .strategies import Request as Request
+from .strategies import Sample as Sample
+from .strategies import TensorSample as TensorSample
+from .strategies import TextSample as TextSample
+from .strategies import VideoSample as VideoSample
+from .strategies import items as items
+from .subject import Subject as Subject
+from .subject import of_registered as of_registered
+from .subject import of_spec as of_spec

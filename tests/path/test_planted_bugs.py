@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from mmkit import ModelSpec, hf, proc
-from mmkit.testing import LAWS, NotApplicable, check_law, public
+from mmkit import ModelSpec, hf, proc, testing
+from mmkit.testing import LAWS, NotApplicable, check_law
 from mmkit.testing.options import BYTES_OPTIONS
 from tests import ROOT
 from tests.profiles import scaled
@@ -52,8 +52,8 @@ def check_bug(bug: Bug) -> None:
 def check_that_a_request_can_be_copied(line: str) -> None:
     """Evaluate the request in a line of a message, and compare its `repr` with the line."""
     source = re.split(" after | beside ", line)[0].removeprefix("    in ")
-    request = eval(source, vars(public))
-    assert isinstance(request, public.Request)
+    request = eval(source, vars(testing))
+    assert isinstance(request, testing.Request)
     assert repr(request) == source
 
 

@@ -20,7 +20,7 @@ PUBLIC_MODULES = [
     "model/sampling",
     "serve/__init__",
     "serve/client",
-    "testing/public",
+    "testing/__init__",
     "training/__init__",
 ]
 """The modules of mmkit whose names are public."""
