@@ -51,6 +51,8 @@ class Side:
         The first engine that ends would take down what all of a process share.
         """
         default = {"enforce_eager": True, "seed": 0, "max_model_len": 512, "max_num_seqs": 16}
+        # vLLM's class takes floats; the bytes of ours are normalised by another order of operations
+        default["mm_device_do_normalize"] = False
         return self.stack.enter_context(
             engine(
                 checkpoint or self.checkpoint,
