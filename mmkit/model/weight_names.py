@@ -40,8 +40,7 @@ class WeightNames:
 
     def rename(self, name: str) -> str:
         """Return the name that a weight of a checkpoint has in the class."""
-        for rename in self._renamings:
-            name = rename(name)
+        name = self._rename_published(name)
         without_prefix = name.removeprefix(self._prefix)
         with_prefix = f"{self._prefix}{name}"
         if without_prefix != name and without_prefix in self._names:
@@ -84,9 +83,14 @@ class WeightNames:
                 raise SpecError(f"{self._where}, weight {name}", expected, got, remedy)
             yield name, tensor
 
-    def _is_converted(self, name: str) -> bool:
+    def _rename_published(self, name: str) -> str:
+        """Return a published name as transformers renames it; the prefix stays."""
         for rename in self._renamings:
             name = rename(name)
+        return name
+
+    def _is_converted(self, name: str) -> bool:
+        name = self._rename_published(name)
         for converter in self._converters:
             _, pattern = converter.rename_source_key(name)
             if pattern is not None:
