@@ -23,6 +23,7 @@ IN_THE_WHEEL = {
     "mmkit/": "mmkit/",
     "pytest_mmkit.py": "pytest_mmkit.py",
     "examples/": "mmkit/cli/shipped/examples/",
+    "deploy/": "mmkit/cli/shipped/deploy/",
     "requirements/fix_cpu_environment.py": (
         "mmkit/cli/shipped/requirements/fix_cpu_environment.py"
     ),

@@ -1,9 +1,10 @@
 """``mmkit check``: why a spec cannot be bound to a checkpoint, then the laws, as tests of pytest.
 
-It runs the laws that need no engine. The exit status is 1 if the spec cannot be bound or a law
-failed. pytest reads neither settings of this directory nor its `conftest.py`. Refused
-(`MmkitError`) are a folder, a file or a function that cannot be read, and where pytest is missing.
-`mmkit.testing.plugin` reads `samples` and `expected`.
+It runs the laws that load no model with dummy weights. The law `logprobs` starts an engine where
+vLLM runs a class as it was trained, and the checkpoint has weights. The exit status is 1 if the
+spec cannot be bound or a law failed. pytest reads neither settings of this directory nor its
+`conftest.py`. Refused (`MmkitError`) are a folder, a file or a function that cannot be read, and
+where pytest is missing. `mmkit.testing.plugin` reads `samples` and `expected`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def check(
     expected: Violations = None,
     trust_remote_code: Trust = False,
 ) -> None:
-    """Bind a spec to a checkpoint and check the laws that need no engine, each as a test.
+    """Bind a spec to a checkpoint and check the laws, each as a test.
 
     SPEC may be `registered`, for the processor that vLLM has.
 

@@ -33,7 +33,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     ),
     "check": Subcommand(
         "check:check",
-        "Bind a spec to a checkpoint and check the laws that need no engine, each as a test.",
+        "Bind a spec to a checkpoint and check the laws, each as a test.",
         passes_options=True,
     ),
     "outline": Subcommand(

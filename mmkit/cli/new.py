@@ -1,6 +1,6 @@
 """``mmkit new``: a package for a model with a modality of its own; ``mmkit examples``.
 
-The package is trained, served, and passes its own tests as it is. The examples are 9 MB, to run and
+The package is trained, served, and passes its own tests as it is. The examples are 7 MB, to run and
 to change.
 
 The package has a spec, data, an encoder, a model of transformers, training, a script that asks a
@@ -300,9 +300,13 @@ EXAMPLES_HELP = "Folder in which the folder `examples` is made."
 
 
 def examples(into: Annotated[Path, Argument(metavar="DIR", help=EXAMPLES_HELP)] = HERE) -> None:
-    """Copy the examples, with their checkpoints, into a folder `examples`."""
+    """Copy the examples, with their checkpoints, into a folder `examples`.
+
+    The operator's files come with them, as `examples/deploy`.
+    """
     folder = into / "examples"
     with _new_folder(folder):
         copytree(find_shipped("examples"), folder, ignore=ignore_patterns("__pycache__"))
+        copytree(find_shipped("deploy"), folder / "deploy")
     first = "python -m examples.terra runs the first."
     print(f"Written: {folder}. pip install -e {folder} tells vLLM of their models; {first}")

@@ -508,6 +508,7 @@ def test_the_examples_are_copied_into_a_new_folder(tmp_path: Path) -> None:
     """From the checkout here; `make wheel-test` copies those of the wheel, and runs one."""
     assert invoke("examples", tmp_path).status == 0
     assert (tmp_path / "examples" / "terra" / "checkpoint" / "model.safetensors").exists()
+    assert (tmp_path / "examples" / "deploy" / "alerts.yaml").exists()
     refusal = f"{tmp_path}/examples: expected no such folder yet, got one. Choose another place, or remove it."
     assert invoke("examples", tmp_path) == Result(2, "", refusal)
 
