@@ -17,7 +17,7 @@ AutoConfig.register("waves", WavesConfig, exist_ok=True)
 
 @register(WAVES)
 class WavesForCausalLM(MultiModalModel, LlamaForCausalLM):
-    """Its weights have the names of the reference: a Llama's, and `encoder.*` besides."""
+    """Weights have the names of the reference: a Llama's, and `encoder.*`."""
 
     def __init__(
         self,
@@ -32,5 +32,5 @@ class WavesForCausalLM(MultiModalModel, LlamaForCausalLM):
         self,
         series: torch.Tensor | list[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """Encode items (steps, channels) to rows (positions, hidden_size), as many as the layout has positions."""
+        """Encode items (steps, channels) to rows, one for each position."""
         return [self.encoder(item) for item in series]

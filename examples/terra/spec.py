@@ -8,8 +8,8 @@ TERRA = ModelSpec(
     "terra",
     Modality(
         "actions",
-        # six future waypoints (x, y, t) after every frame; the bound keeps them
-        # in the range of any dtype of the model
+        # six future waypoints (x, y, t) after every frame; the bound keeps
+        # them in the range of any dtype of the model
         item=Tensor(
             shape=(cfg.num_action_tokens, cfg.action_dim),
             bound=1000.0,
@@ -29,8 +29,8 @@ TERRA = ModelSpec(
         limit=cfg.num_temporal_embeddings - 1,
     ),
     outputs=[
-        # what the model generates after an action: the image tokens of the next
-        # frame, and never pad
+        # what the model generates after an action: the image tokens of the
+        # next frame, and never pad
         Output(
             "frame",
             any_id(0, cfg.pad_token_id) * cfg.num_image_patches,

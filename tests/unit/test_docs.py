@@ -64,6 +64,24 @@ def test_a_page_whose_code_imports_the_examples_begins_with_how_to_get_them(path
         assert "`mmkit examples` [copies them](" in start
 
 
+COLUMNS = 79
+"""The site shows so many columns of a code block at 1280 pixels without a scroll bar."""
+
+WRAPPED = re.findall(r"\.language-(\w+) code", (ROOT / "docs" / "site.css").read_text(encoding="utf-8"))
+"""The languages whose long lines wrap on the site."""
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=make_relative)
+def test_no_code_block_scrolls_sideways(path: Path) -> None:
+    too_long = []
+    blocks = re.findall(r"(?ms)^( *)```(\w*)[^\n]*\n(.*?)^\1```$", path.read_text(encoding="utf-8"))
+    for indent, language, content in blocks:
+        for line in content.splitlines():
+            if language not in WRAPPED and len(line.removeprefix(indent)) > COLUMNS:
+                too_long.append(line)
+    assert too_long == []
+
+
 PICTURES = sorted(path.name for path in (ROOT / "docs" / "images").iterdir())
 
 
