@@ -24,7 +24,7 @@ import numpy as np
 import typer
 
 from mmkit.serve.observations import decode_observation, encode_answer
-from mmkit.serve.protocol import Limits
+from mmkit.wire.limits import Limits
 
 from . import measure
 

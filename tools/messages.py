@@ -23,6 +23,7 @@ SECTIONS = {
     "rendering": "Render processes",
     "vllm_api": "Requests in vLLM",
     "model": "The model class",
+    "wire": "Items in JSON",
     "serve": "The server and its client",
     "testing": "The laws",
     "cli": "The command",

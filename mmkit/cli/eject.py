@@ -25,7 +25,7 @@ from .common import count_noun, describe_error
 ROOT = Path(__file__).parents[1]
 MMKIT = __name__.split(".")[0]
 FOLDER = "_mmkit"
-ON_DEMAND = {"serve", "sglang_api", "testing"}
+ON_DEMAND = {"serve", "sglang_api", "testing", "wire"}
 """The folders of mmkit that are copied for a package that imports them; cli/ never is."""
 
 _HEADER = """\
@@ -61,8 +61,8 @@ def eject(
         imported_names.update(module.imported_names)
     if not imported_names:
         raise MmkitError(package, "a package that imports mmkit", "one that does not")
-    if "sglang_api" in imported_names:
-        imported_names.add("serve")  # which it imports
+    if imported_names & {"serve", "sglang_api"}:
+        imported_names.add("wire")  # which both import
     left_out = ON_DEMAND - imported_names
     copytree(ROOT, copy, ignore=ignore_patterns("__pycache__", "cli", *left_out))
     _write_legal(package, copy)

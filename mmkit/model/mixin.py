@@ -16,6 +16,7 @@ from ..errors import MmkitError, SpecError
 from ..language.field import Batching
 from ..language.spec import Declaration
 from ..plan.allowed_ids import AllowedIds
+from ..plan.containment import Reporter, zero_unsound_rows
 from ..plan.encoder_rows import rows_field, split_encoder_rows, split_rows_or_zero
 from ..plan.modality import BoundModality
 from ..plan.plan import Plan
@@ -24,7 +25,6 @@ from ..vllm_api import models
 from ..vllm_api.hooks import check
 from ..vllm_api.normalization import normalize_bytes, read_normalization_of_all
 from . import sampling
-from .sound import Reporter, zero_unsound_rows
 
 logger = logging.getLogger(__name__)
 

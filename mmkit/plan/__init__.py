@@ -19,6 +19,7 @@
 - `hashes`: the keys by which vLLM's caches know items;
 - `memo`: what a frozen plan may still learn;
 - `encoder_rows`, `soundness`: the rows that encoders make and callers send;
+- `containment`: rows that a language model cannot carry become zeros;
 - `output`: what the model may say, as arrays;
 - `allowed_ids`: the ids that may be sampled;
 - `mrope`: positions of time, height and width;

@@ -3,7 +3,7 @@
 Keys and values that are not finite stay in the KV cache after their request, and reach the next
 request that gets the blocks: attention multiplies masked values by zero, and zero times NaN is NaN.
 Rows that a caller sends are refused by `check_rows`; rows that an encoder makes are replaced by
-zeros on the device, in `mmkit.model.sound`.
+zeros on the device, in `mmkit.plan.containment`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 serve DIR`` with it.
 """
 
+from ..wire.items import content_part, encode
 from .client import Client, RequestError, ServerGone
-from .wire import content_part, encode
 
 __all__ = ["Client", "RequestError", "ServerGone", "content_part", "encode"]

@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from tempfile import TemporaryDirectory
 
 from ..errors import MmkitError
-from .protocol import Limits
+from ..wire.limits import Limits
 
 DEFAULT_PLUGIN_KINDS = ("general", "io_processor", "platform", "stat_logger")
 """The kinds of plugins that vLLM loads where VLLM_PLUGINS is not set."""

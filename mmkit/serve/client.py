@@ -22,10 +22,10 @@ from websockets.sync.client import connect
 
 from ..errors import InputError, MmkitError
 from ..language.items.values import check_unicode
+from ..wire.decoding import SAMPLING_FIELD
+from ..wire.items import encode
 from . import protocol
-from .decoding import SAMPLING_FIELD
 from .protocol import Generation, ServerMessage
-from .wire import encode
 
 __all__ = ["Client", "RequestError", "ServerGone", "Session"]
 

@@ -21,9 +21,10 @@ from ..vllm_api.compat import TELLS_MISSES, find
 from ..vllm_api.errors import TooManyPixels
 from ..vllm_api.processor import Processor
 from ..vllm_api.server_request import inherit_context
-from .decoding import SAMPLING_FIELD, decode_fields, starts_with
-from .protocol import NULL, Limits, TooLarge
-from .wire import Media
+from ..wire.decoding import SAMPLING_FIELD, decode_fields, starts_with
+from ..wire.items import Media
+from ..wire.limits import Limits, TooLarge
+from .protocol import NULL
 
 __all__ = ["Engine", "EngineDeadError", "EngineGenerateError", "LostItem"]
 

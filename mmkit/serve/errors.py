@@ -14,9 +14,10 @@ from prometheus_client import Counter, Gauge
 
 from ..errors import InputError, write_message
 from ..plan.plan import Plan
-from .decoding import SAMPLING_FIELD
+from ..wire.decoding import SAMPLING_FIELD
+from ..wire.limits import TooLarge
 from .engine import SAMPLING_NAMES, EngineDeadError, EngineGenerateError, LostItem, Stopped
-from .protocol import ErrorBody, ErrorInfo, TooLarge
+from .protocol import ErrorBody, ErrorInfo
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from msgspec import Raw
 from ..errors import InputError, relocate
 from ..vllm_api.chat import check_type
 from ..vllm_api.media import count_pixels_of_image
-from .decoding import starts_with
+from ..wire.decoding import starts_with
+from ..wire.items import ITEM_URL, MEDIA, Decoder, list_embeds_fields, parse_item_url
 from .state import ServerState
-from .wire import ITEM_URL, MEDIA, Decoder, list_embeds_fields, parse_item_url
 
 Json = Any
 """A value as `json.loads` gives it."""

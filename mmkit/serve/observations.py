@@ -18,8 +18,8 @@ import numpy as np
 from msgspec import Raw
 
 from ..errors import InputError
-from .decoding import parse_mistake, quote
-from .protocol import Limits
+from ..wire.decoding import parse_mistake, quote
+from ..wire.limits import Limits
 
 MAX_KEYS = 64
 """Keys of an observation, those of the maps in it included."""

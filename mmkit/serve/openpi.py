@@ -26,8 +26,8 @@ from msgspec import Raw
 from ..errors import InputError, SpecError
 from ..language.policy import PROMPT_KEY
 from ..plan.policy import BoundPolicy
+from ..wire.decoding import run_in_thread_if_large
 from . import errors
-from .decoding import run_in_thread_if_large
 from .errors import TooBusy
 from .observations import MESSAGE, decode_observation, encode_answer
 from .session import GOING_AWAY, NORMAL, RESTART, SessionEnd, choose_close_code

@@ -16,11 +16,11 @@ from ..plan.modality import BoundModality
 from ..vllm_api import offload
 from ..vllm_api.media import can_decode_audio
 from ..vllm_api.processor import Processor
+from ..wire.limits import Limits
 from .answers import AnswerMiddleware, handle_input_error
 from .bodies import BodyMiddleware
 from .engine import Engine
 from .openpi import OpenpiMiddleware, check_policy
-from .protocol import Limits
 from .routes import router
 from .state import ServerState, find_state
 

@@ -7,97 +7,13 @@ an integer field refuses 1.5 and "1".
 from __future__ import annotations
 
 import base64
-import os
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-import msgspec
 import numpy as np
 from msgspec import Meta, Raw, Struct, field
 
-from ..errors import InputError, MmkitError
-from .decoding import parse_mistake
-
-# -- limits ----------------------------------------------------------------------------------------
-
-PositiveInt = Annotated[int, Meta(ge=1)]
-
-VARIABLE_PREFIX = "MMKIT_SERVE_"
-"""How the environment variables of `Limits` begin."""
-
-
-class Limits(Struct, frozen=True, kw_only=True):
-    """Limits of a server; the variable of `body_bytes` is MMKIT_SERVE_BODY_BYTES, and so on.
-
-    Attributes:
-        body_bytes: bytes of a request body or a session message.
-        listed: values in the JSON of a request or a session message that are written out, prompt
-            ids included. Each costs tens of bytes of memory, so this limit is lower than
-            `elements`. A text is one value, base64 too.
-        elements: numbers in the items of one request.
-        items: items of one request, all modalities together; a spec's own limits hold too.
-        pixels: pixels of the images and video frames of one request, before they are decoded.
-        constraint: bytes in JSON of what a text must be (structured outputs, a response format,
-            tools that must be called). The engine compiles it, and other requests wait for that.
-        sessions: open sessions of one API server, with the connections of robots. A session holds
-            its tokens and items while it waits for its client.
-        idle_seconds: seconds for which the server waits for a session's next message, or for its
-            client to read one.
-        robot_idle_seconds: seconds for which the server waits for a robot's next observation. The
-            client of openpi does not connect again, while people arrange the scene.
-    """
-
-    body_bytes: PositiveInt = 64 * 2**20
-    listed: PositiveInt = 2**20
-    elements: PositiveInt = 2**24
-    items: PositiveInt = 4096
-    pixels: PositiveInt = 2**25
-    constraint: PositiveInt = 2**14
-    sessions: PositiveInt = 256
-    idle_seconds: Annotated[float, Meta(ge=1, le=1e9)] = 300.0
-    robot_idle_seconds: Annotated[float, Meta(ge=1, le=1e9)] = 3600.0
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Limits:
-        """Return the limits that environment variables set.
-
-        Raises:
-            MmkitError: a value is no number, or out of range.
-        """
-        values = {}
-        for name in cls.__struct_fields__:
-            text = environment.get(_name_variable(name), "").strip()
-            if text:
-                values[name] = text
-        try:
-            return msgspec.convert(values, cls, strict=False)
-        except msgspec.ValidationError as error:
-            mistake = parse_mistake(error)
-            name = mistake.path
-            variable = _name_variable(name)
-            raise MmkitError(variable, mistake.expected, repr(values[name])) from None
-
-    def make_error(self, where: str, name: str, unit: str) -> TooLarge:
-        """Return the refusal of a request beyond a limit.
-
-        Args:
-            where: the path of what is too large.
-            name: of the limit.
-            unit: what the limit counts.
-        """
-        remedy = f"Send less at once, or raise {_name_variable(name)} on the server."
-        return TooLarge(where, f"at most {getattr(self, name)} {unit}", "more", remedy)
-
-
-def _name_variable(limit: str) -> str:
-    """Return the environment variable of a limit."""
-    return VARIABLE_PREFIX + limit.upper()
-
-
-class TooLarge(InputError):
-    """A request beyond a limit of the server."""
-
+from ..wire.limits import Limits
 
 # -- requests --------------------------------------------------------------------------------------
 

@@ -8,12 +8,13 @@ A request to ``POST /v1/mm/generate`` makes these calls, in this order:
 - `routes.handle_generate` is the endpoint of the router;
 - `routes.answer_request` makes a response of what the calls below return or raise;
 - `routes.receive_message` receives the body (`routes.receive_body`), checks its size
-  (`wire.check_size`) and decodes it (`decoding.decode_json`) as a `protocol.GenerateRequest`;
+  (`wire.limits.check_size`) and decodes it (`wire.decoding.decode_json`) as a
+  `protocol.GenerateRequest`;
 - `routes.generate` makes the answer to that message, by the calls below:
 - settings: `state.ServerState.resolve_model`, `state.ServerState.find_output`,
   `engine.Engine.parse_sampling_params` and `engine.Engine.make_sampling_params`;
-- `state.ServerState.make_prompt` makes vLLM's prompt: `wire.Decoder.decode_items` decodes the items
-  of each modality, and `engine.Engine.load_media` loads their media;
+- `state.ServerState.make_prompt` makes vLLM's prompt: `wire.items.Decoder.decode_items` decodes the
+  items of each modality, and `engine.Engine.load_media` loads their media;
 - `engine.Engine.generate` renders the prompt (`engine.Engine.render`, in which vLLM calls the
   processor of mmkit: steps 1 to 8 of docs/how-it-works.md), sends it to the engine (steps 9 to 11),
   and yields vLLM's outputs;
@@ -43,15 +44,14 @@ from starlette.requests import ClientDisconnect
 from ..document.schema import build_item_schema
 from ..errors import InputError
 from ..vllm_api.compat import find
+from ..wire.decoding import build_schema, decode_json, run_in_thread_if_large
+from ..wire.limits import Limits, parse_message
 from . import errors, protocol
-from .decoding import build_schema, decode_json, run_in_thread_if_large
 from .engine import Stopped
 from .errors import NoPolicy, NoSpec, OtherOrigin
 from .openpi import OPENPI_ROUTE, RobotConnection
-from .protocol import Limits
 from .session import Session
 from .state import Answer, ServerState, find_state
-from .wire import parse_message
 
 _VLLM_UTILS = "entrypoints.serve.utils.api_utils"
 with_cancellation = find(f"{_VLLM_UTILS}:with_cancellation")

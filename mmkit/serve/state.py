@@ -15,12 +15,14 @@ from ..errors import InputError
 from ..plan.output import AnswerReader, BoundOutput, find_output
 from ..vllm_api.chat import list_part_types
 from ..vllm_api.server_request import SERVER_REQUEST, ItemPaths, ServerRequest
+from ..wire.decoding import decode_fields, quote
+from ..wire.items import Decoder, encode_value, list_embeds_fields
+from ..wire.limits import Limits
 from . import protocol
-from .decoding import decode_fields, quote
+from .description import describe_modality
 from .engine import Engine
 from .errors import SESSIONS, TooBusy
-from .protocol import AnswerPart, Choice, Limits, OutputInfo, PromptTokensDetails, Usage
-from .wire import Decoder, describe_modality, encode_value, list_embeds_fields
+from .protocol import AnswerPart, Choice, OutputInfo, PromptTokensDetails, Usage
 
 NUM_CONTEXT_IDS = 6
 """Ids of a prompt beside which those of an answer become text.

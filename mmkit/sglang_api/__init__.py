@@ -29,7 +29,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..serve.wire import make_item_url as make_item_url
+from ..wire.items import make_item_url as make_item_url
 
 if TYPE_CHECKING:
     from .model import MultiModalModel as MultiModalModel

@@ -2,7 +2,7 @@
 
 SGLang knows images, videos and audio, and no other modality. An item of any modality comes as a
 data URL, the one that chat messages of vLLM's server have, in any of the three lists
-(`mmkit.serve.wire.make_item_url`). Everything else in a list is a medium of the modality of that
+(`mmkit.wire.items.make_item_url`). Everything else in a list is a medium of the modality of that
 name, and SGLang's own loader reads it.
 """
 
@@ -17,8 +17,8 @@ from ..language.items.lists import List
 from ..language.items.optional import OptionalPart
 from ..plan.modality import BoundModality
 from ..plan.plan import Plan
-from ..serve.protocol import Limits
-from ..serve.wire import ITEM_URL, Decoder, Media, list_embeds_fields, parse_item_url
+from ..wire.items import ITEM_URL, Decoder, Media, list_embeds_fields, parse_item_url
+from ..wire.limits import Limits
 
 LISTS = ("image", "video", "audio")
 """The modalities that SGLang has a list for."""

@@ -10,8 +10,8 @@ import torch
 from sglang.srt.managers.mm_utils import general_mm_embed_routine
 
 from ..language.spec import Declaration
-from ..model.sound import Reporter, zero_unsound_rows
 from ..plan.allowed_ids import AllowedIds
+from ..plan.containment import Reporter, zero_unsound_rows
 from ..plan.encoder_rows import split_rows_or_zero
 from ..plan.modality import BoundModality
 from ..plan.plan import Plan

@@ -27,7 +27,7 @@ from ..plan.modality import BoundModality
 from ..plan.mrope import compute_positions, find_grids
 from ..plan.placement import PlacedPrompt, Placement
 from ..plan.plan import EMPTY, Plan
-from ..serve.protocol import Limits
+from ..wire.limits import Limits
 from .binding import bind_spec
 from .fields import choose_feature, hash_fields
 from .hooks import check_installed

@@ -19,10 +19,11 @@ from mmkit.generate import Classes
 from mmkit.serve import content_part
 from mmkit.serve.client import build_request
 from mmkit.serve.engine import Engine
-from mmkit.serve.protocol import GenerateRequest, Limits
+from mmkit.serve.protocol import GenerateRequest
 from mmkit.testing import processors, vllm_path
 from mmkit.testing.vllm_path import Caches, Outcome
 from mmkit.vllm_api import DummyInputs, ProcessingInfo, Processor
+from mmkit.wire.limits import Limits
 from tests.path.serve_app import serve
 from tests.path.test_random_specs import make_class
 from tools.survey.doors import Doors

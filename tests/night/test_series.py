@@ -14,7 +14,7 @@ from examples.series.spec import WAVES
 from examples.series.train import train
 from examples.series.waves import ANSWER_WORDS, PROMPT
 from examples.server import Server
-from mmkit.serve.wire import encode
+from mmkit.wire.items import encode
 from tests.engine.test_series import HELD_OUT, SERIES, TEMPLATE, compute_share, make_turns, tokenizer
 
 __all__ = ["tokenizer"]

@@ -12,7 +12,7 @@ import torch
 from examples.llava_like.cases import draw_picture
 from examples.llava_like.checkpoint import make_checkpoint
 from examples.server import Server
-from mmkit.serve.wire import encode_value
+from mmkit.wire.items import encode_value
 from tests.engine.llava_like.bodies import save_tensor
 
 pytestmark = pytest.mark.timeout(900)

@@ -21,8 +21,8 @@ from mmkit.serve.answers import AnswerMiddleware, handle_input_error
 from mmkit.serve.bodies import BodyMiddleware
 from mmkit.serve.engine import Engine
 from mmkit.serve.messages import MESSAGE_FORMATS
-from mmkit.serve.protocol import Limits
 from mmkit.serve.state import ServerState
+from mmkit.wire.limits import Limits
 
 SMALL = Limits(body_bytes=200, sessions=1)
 

@@ -11,7 +11,7 @@ from mmkit import Modality, ModelSpec, MultiModalModel, SpecError, Tensor, batch
 from mmkit.errors import MmkitError
 from mmkit.language.expr import Scope
 from mmkit.language.layout import Layout
-from mmkit.model.sound import get_unsound_items_metric
+from mmkit.plan.containment import get_unsound_items_metric
 from mmkit.testing import Violation, check_law
 from mmkit.testing.vllm_model import compute_rows, load_model, merge_rows
 from mmkit.testing.vllm_path import run

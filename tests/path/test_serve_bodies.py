@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 
 from mmkit import InputError
-from mmkit.serve import wire
 from mmkit.serve.bodies import ITEM_FIELDS
 from mmkit.serve.messages import ANTHROPIC, MESSAGE_FORMATS, RESPONSES, Messages
-from mmkit.serve.protocol import Limits
-from mmkit.serve.wire import count_values
+from mmkit.wire import limits
+from mmkit.wire.items import ITEM_URL
+from mmkit.wire.limits import Limits, count_values
 from tests.path.serve_app import get_shared_state, get_state, serve
 
 pytestmark = pytest.mark.timeout(120)
@@ -61,7 +61,7 @@ NESTED_LISTS = st.recursive(st.text() | st.integers() | st.none(), st.lists)
 def test_values_in_json_are_counted_outside_of_texts(value, chunk_bytes, ascii):
     """However the body is cut into chunks."""
     raw = json.dumps({"a": value}, ensure_ascii=ascii).encode()
-    with mock.patch.object(wire, "CHUNK_BYTES", chunk_bytes):
+    with mock.patch.object(limits, "CHUNK_BYTES", chunk_bytes):
         bound = count_values(raw) + 1
     assert count(value) <= bound <= 2 * count(value) + 2
 
@@ -260,7 +260,7 @@ def make_part(path, kind, action):
         return {"type": "actions", "actions": action, "uuid": 3}
     if kind == "url":
         encoded = base64.b64encode(json.dumps(action).encode()).decode()
-        return MESSAGE_FORMATS[path].picture(f"{wire.ITEM_URL}actions;base64,{encoded}")
+        return MESSAGE_FORMATS[path].picture(f"{ITEM_URL}actions;base64,{encoded}")
     return MESSAGE_FORMATS[path].picture(URL)
 
 

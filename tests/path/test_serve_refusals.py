@@ -19,7 +19,7 @@ from examples.server import Server
 from mmkit import InputError, MmkitError, SpecError
 from mmkit.serve.engine import LostItem
 from mmkit.serve.errors import REFUSED, make_info
-from mmkit.serve.protocol import Limits
+from mmkit.wire.limits import Limits
 from tests.path.serve_app import SHUTDOWN_ERROR, get_state, serve
 from tests.unit.common import expect_refusal
 

@@ -20,9 +20,9 @@ from examples.terra.spec import TERRA
 from mmkit import InputError, Output, Policy, SpecError, any_id, testing
 from mmkit.serve.openpi import OPENPI_ROUTE, OpenpiMiddleware, check_policy
 from mmkit.serve.plugin import put_first
-from mmkit.serve.protocol import Limits
 from mmkit.serve.state import ServerState
 from mmkit.vllm_api.compat import find
+from mmkit.wire.limits import Limits
 from tests.unit.common import expect_refusal
 
 from .serve_app import make_engine

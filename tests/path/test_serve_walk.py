@@ -1,18 +1,18 @@
 """The path of a request through the server is the one that the top of mmkit/serve/routes.py tells."""
 
-import importlib
 import re
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pkgutil import resolve_name
 from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mmkit.serve import routes
-from mmkit.serve.protocol import Limits
+from mmkit.wire.limits import Limits
 from tests.path.serve_app import make_engine, serve
 
 NAMES = re.findall(r"`((?:\w+\.)+\w+)`", routes.__doc__ or "")
@@ -21,12 +21,9 @@ NOT_CALLED = {"protocol.GenerateRequest", "errors.make_response"}
 
 
 def find(name: str) -> Any:
-    """Return what a name such as ``engine.Engine.render`` means in mmkit.serve."""
-    module, *attributes = name.split(".")
-    value: Any = importlib.import_module(f"mmkit.serve.{module}")
-    for attribute in attributes:
-        value = getattr(value, attribute)
-    return value
+    """Return what a name such as ``engine.Engine.render`` means in mmkit.serve, or one of ``wire`` in mmkit."""
+    room = "mmkit" if name.startswith("wire.") else "mmkit.serve"
+    return resolve_name(f"{room}.{name}")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -36,14 +33,14 @@ def test_each_name_on_the_path_exists(name: str) -> None:
 
 @contextmanager
 def record_calls() -> Iterator[list[str]]:
-    """Give a list of the functions of mmkit.serve in the order of their first call, in all threads."""
+    """Give a list of the functions of mmkit.serve and mmkit.wire in the order of their first call, in all threads."""
     calls: list[str] = []
 
     def record(frame: FrameType, event: str, argument: object) -> None:
         module = frame.f_globals.get("__name__", "")
-        if event != "call" or not module.startswith("mmkit.serve."):
+        if event != "call" or not module.startswith(("mmkit.serve.", "mmkit.wire.")):
             return
-        name = f"{module.removeprefix('mmkit.serve.')}.{frame.f_code.co_qualname}"
+        name = f"{module}.{frame.f_code.co_qualname}".removeprefix("mmkit.").removeprefix("serve.")
         if name not in calls:
             calls.append(name)
 

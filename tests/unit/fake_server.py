@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from mmkit import InputError
 from mmkit.serve import protocol
-from mmkit.serve.decoding import decode_json
+from mmkit.wire.decoding import decode_json
 
 KEY = "right"
 """The key of the server."""

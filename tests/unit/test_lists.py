@@ -35,10 +35,11 @@ from mmkit import (
 from mmkit.language.expr import Scope
 from mmkit.plan.hashes import ItemHasher
 from mmkit.plan.outline import ListFacts, RecordFacts, TensorFacts, TextFacts
-from mmkit.serve.protocol import Limits, TooLarge
-from mmkit.serve.wire import Decoder, Media, describe_modality, encode_value
+from mmkit.serve.description import describe_modality
 from mmkit.testing import items
 from mmkit.testing.strategies import RecordSample
+from mmkit.wire.items import Decoder, Media, encode_value
+from mmkit.wire.limits import Limits, TooLarge
 from tests.profiles import scaled
 
 from .common import CONFIG, Tokenizer, expect_refusal, get_outcome, make_modality

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from mmkit import InputError
 from mmkit.serve.observations import decode_observation, encode_answer
-from mmkit.serve.protocol import Limits, TooLarge
+from mmkit.wire.limits import Limits, TooLarge
 
 from .common import expect_refusal
 

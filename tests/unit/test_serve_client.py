@@ -14,7 +14,7 @@ from examples.server import find_free_port
 from mmkit import InputError
 from mmkit.serve import protocol
 from mmkit.serve.client import Client, RequestError, ServerGone
-from mmkit.serve.wire import encode
+from mmkit.wire.items import encode
 from tests.unit.fake_server import ACTION_TOKENS, KEY, REFUSAL, ROOM, FakeServer, wait_until
 
 

@@ -22,9 +22,10 @@ from mmkit.language.items.tensor import DTYPES
 from mmkit.serve import protocol
 from mmkit.serve.__main__ import check_environment
 from mmkit.serve.client import build_request
-from mmkit.serve.decoding import decode_json
-from mmkit.serve.protocol import Limits, TooLarge
-from mmkit.serve.wire import Decoder, Media, describe_modality, encode
+from mmkit.serve.description import describe_modality
+from mmkit.wire.decoding import decode_json
+from mmkit.wire.items import Decoder, Media, encode
+from mmkit.wire.limits import Limits, TooLarge
 from tests.unit.common import bind_modality, expect_refusal
 
 WORD = Text(most=3)

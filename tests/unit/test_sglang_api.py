@@ -28,12 +28,12 @@ from mmkit import (
     embed,
 )
 from mmkit.plan.plan import Plan
-from mmkit.serve.protocol import Limits
-from mmkit.serve.wire import ITEM_URL
 from mmkit.sglang_api import make_item_url
 from mmkit.sglang_api.fields import choose_feature, hash_fields
 from mmkit.sglang_api.items import ItemReader, LoadMedia
 from mmkit.sglang_api.specs import check_spec
+from mmkit.wire.items import ITEM_URL
+from mmkit.wire.limits import Limits
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from PIL import Image
 from examples.llava_like.cases import draw_picture
 from examples.server import Server
 from mmkit.serve import Client, content_part
-from mmkit.serve.wire import encode
+from mmkit.wire.items import encode
 
 TIMEOUT = 240
 """Seconds for one answer of a busy machine."""

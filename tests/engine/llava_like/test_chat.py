@@ -15,7 +15,7 @@ from examples.llava_like.offline import answer
 from examples.llava_like.reference import Reference
 from examples.server import Server
 from mmkit.serve import Client, RequestError
-from mmkit.serve.wire import ITEM_URL, encode
+from mmkit.wire.items import ITEM_URL, encode
 from tests.engine.llava_like.bodies import (
     BOMB,
     HALF_A_BOMB,

@@ -38,10 +38,8 @@ from ..language.items.optional import OptionalPart
 from ..language.items.pictures import upright_rgb
 from ..language.items.tensor import DTYPES, Tensor, Text
 from ..language.items.values import check_unicode
-from ..language.layout import Target
-from ..plan.item import Item
 from .decoding import decode_fields, decode_json, quote, starts_with
-from .protocol import Limits, ModalityInfo
+from .limits import Limits, parse_message
 
 if TYPE_CHECKING:
     from ..plan.modality import BoundModality
@@ -58,12 +56,6 @@ MAX_NAME_CHARS = 40
 
 MAX_DEPTH = 32
 """Lists in lists of an item, and dimensions of a tensor."""
-
-MAX_EXAMPLE_ELEMENTS = 32
-"""Elements of an example that is shown as nested lists. A larger one is shown in base64."""
-
-CHUNK_BYTES = 2**16
-"""Bytes of a body in which values are counted at once."""
 
 _COUNTED = {"elements": "numbers", "items": "items"}
 """The limits on the items of a request, and what each counts."""
@@ -166,57 +158,6 @@ def _encode_picture(picture: Any, where: str) -> dict[str, Any]:
     upright_rgb(picture, where).save(buffer, "PNG")
     text = base64.b64encode(buffer.getvalue()).decode()
     return {"image_url": {"url": f"data:image/png;base64,{text}"}}
-
-
-# -- the size of a message -------------------------------------------------------------------------
-
-
-def parse_message(kind: Any, raw: bytes | bytearray, where: str, limits: Limits) -> Any:
-    """Return a body or a message of some type, after a check of its size.
-
-    Raises:
-        InputError: it is malformed.
-        TooLarge: it is beyond a limit; nothing is built of it.
-    """
-    check_size(raw, where, limits)
-    return decode_json(kind, raw)
-
-
-def check_size(raw: bytes | bytearray | memoryview, where: str, limits: Limits) -> None:
-    """Refuse the JSON of a body or a message that is beyond a limit.
-
-    Raises:
-        TooLarge: it has too many bytes, or too many values.
-    """
-    if len(raw) > limits.body_bytes:
-        raise limits.make_error(where, "body_bytes", "bytes")
-    if count_values(raw) > limits.listed:
-        raise limits.make_error(where, "listed", "values in JSON")
-
-
-def count_values(raw: bytes | bytearray | memoryview) -> int:
-    """Return an upper bound of the number of values in JSON, less one, without parsing it.
-
-    Each value but the first comes after a comma or an opening bracket, so these are counted, except
-    those in texts. A text is one value, however long it is.
-    """
-    count = 0
-    in_text = False
-    remainder = b""
-    for start in range(0, len(raw), CHUNK_BYTES):
-        # A backslash at the end escapes the first byte of the next chunk, so it goes there.
-        chunk = (remainder + raw[start : start + CHUNK_BYTES]).replace(rb"\\", b"")
-        remainder = b""
-        if chunk.endswith(b"\\"):
-            remainder = b"\\"
-            chunk = chunk[:-1]
-        # Between quotes that are not escaped, every other part is in a text.
-        parts = chunk.replace(rb"\"", b"").split(b'"')
-        outside = b"".join(parts[int(in_text) :: 2])
-        count += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
-        has_odd_number_of_quotes = len(parts) % 2 == 0
-        in_text ^= has_odd_number_of_quotes
-    return count
 
 
 # -- the server's side -----------------------------------------------------------------------------
@@ -453,62 +394,3 @@ class Decoder:
 def list_embeds_fields(modality: BoundModality) -> list[str]:
     """Return the fields of precomputed embeddings, that of the rows first."""
     return [modality.parser.embeds_field, *modality.parser.companions]
-
-
-# -- a modality, described -------------------------------------------------------------------------
-
-
-def describe_modality(modality: BoundModality, limit: int | None) -> ModalityInfo:
-    """Describe a modality for clients that have not read its spec.
-
-    Args:
-        modality: which processes its largest item for this.
-        limit: the most items in one request; None for any number.
-    """
-    from ..document.convert import describe_item  # imports pydantic, which a client need not have
-
-    item_type = modality.item
-    largest_tokens = None
-    if not modality.needs_hf:
-        largest_tokens = modality.most_rows
-    embeds = None
-    if modality.parser.takes_embeds:
-        embeds = modality.parser.embeds_field
-    info = {
-        "name": modality.name,
-        "limit": limit,
-        "largest_tokens": largest_tokens,
-        "placeholder": _find_fixed_target(modality),
-        "embeds": embeds,
-        "example": _make_example(item_type),
-        "expected": item_type.expected,
-        "item": describe_item(item_type),
-    }
-    return msgspec.convert(info | item_type.schema(), ModalityInfo)
-
-
-def _find_fixed_target(modality: BoundModality) -> list[int] | None:
-    """Return the ids that a caller writes for an item; None if they depend on the item."""
-    if modality.needs_hf or modality.layout_evaluator.depends_on_index:
-        return None
-    targets: set[Target] = set()
-    values = list(modality.item.candidates())
-    values.extend(modality.item.smallest())
-    for value in values:
-        item = Item(modality=modality.name, index=0, count=1, value=value)
-        for caller_ids in modality.list_caller_ids([item]):
-            targets.add(caller_ids.ids)
-    if len(targets) != 1:
-        return None
-    return list(targets.pop())
-
-
-def _make_example(item_type: ItemType) -> Any:
-    """Return a small item in JSON; of one that comes as a file, how the JSON begins."""
-    if item_type.mime_type:
-        return {f"{item_type.vllm_modality}_url": {"url": f"data:{item_type.mime_type};base64,..."}}
-    items = item_type.small()
-    example = items[-1] if items else None
-    if isinstance(example, torch.Tensor) and example.numel() <= MAX_EXAMPLE_ELEMENTS:
-        return example.tolist()
-    return encode_value(example, "item")

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmkit.model.sound import Reporter, get_unsound_items_metric, zero_unsound_rows
+from mmkit.plan.containment import Reporter, get_unsound_items_metric, zero_unsound_rows
 from mmkit.plan.encoder_rows import split_rows_or_zero
 from mmkit.plan.soundness import compute_largest_magnitude
 
