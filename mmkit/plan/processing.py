@@ -188,12 +188,13 @@ class FieldProcessor:
 
     def _make_tensors_of_shapes(self, facts: Any) -> dict[str, torch.Tensor]:
         """Return a tensor without values for each field of `with_known_shapes`."""
+        item_type = self._item_type
         tensors: dict[str, torch.Tensor] = {}
         for name in self.with_known_shapes:
-            facts_of_field = getattr(facts, name) if self._item_type.parts else facts
-            shape = getattr(facts_of_field, "shape", None)
-            if shape is None:  # of Audio
-                shape = (facts_of_field.length,)
+            if item_type.parts:
+                shape = item_type.parts[name].find_field_shape(getattr(facts, name))
+            else:
+                shape = item_type.find_field_shape(facts)
             tensors[name] = torch.empty(shape, device="meta")
         return tensors
 

@@ -32,6 +32,7 @@ from mmkit import (
     fields,
     flat,
     hf,
+    identity,
     item,
     kwargs,
     later,
@@ -111,6 +112,12 @@ MODALITIES = {
     ),
     "shape of the field": make_modality(
         item=Tensor((between(1, 40), 2)), layout=embed(5) * fields.x.shape[0], update=replace(TARGET)
+    ),
+    "shape of a sound": make_modality(
+        item=Audio(largest=400, rate=16000),
+        layout=embed(5) * fields.x.shape[0],
+        update=replace(TARGET),
+        process=identity(),
     ),
     "shape of a part": make_modality(
         item=Record(genes=Tensor((between(1, 9),)), values=Tensor((between(1, 5), 2))),

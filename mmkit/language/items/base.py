@@ -210,6 +210,17 @@ class ItemType(Part):
         """
         return value
 
+    def find_field_shape(self, facts: Any) -> Sequence[int]:
+        """Return the shape of the field that `make_field` makes of an item.
+
+        Only for an item type that `may_be_field` and has no parts.
+
+        Args:
+            facts: the value of the root `item`.
+        """
+        shape: Sequence[int] = facts.shape
+        return shape
+
     def texts(self, value: Any) -> Iterator[tuple[str, str]]:
         """Yield the texts in a canonical item, each with its path in the item.
 

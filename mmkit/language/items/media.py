@@ -369,6 +369,9 @@ class Audio(_Media):
     def make_field(self, value: Any) -> torch.Tensor:
         return torch.from_numpy(value)
 
+    def find_field_shape(self, facts: Any) -> tuple[int]:
+        return (facts.length,)
+
     def _is_one(self, data: Sequence[Any]) -> bool:
         if isinstance(data, tuple):
             return len(data) == 2 and isinstance(data[1], SCALARS)
