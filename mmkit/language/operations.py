@@ -530,11 +530,23 @@ def _compile_where(expr: Recorded) -> Compiled:
     return choose
 
 
+_CACHEABLE_TYPES = frozenset({bool, int, float, str, type(None)})
+"""Types of values by which a result is cached: equal values of one of these types are
+interchangeable."""
+
+_MAX_CACHED_RESULTS = 256
+"""Results that are cached of each expression."""
+
 MAX_ELEMENTS = 1024
 """Elements of the longest list of `largest_of`: a config may hold a list of any length."""
 
 
 def _compile_largest_of(expr: Recorded) -> Compiled:
+    """Compile the choice of an element. The element is cached by what the choice reads.
+
+    Many items have the same size, and the ranks of a few resolutions take longer than all else that
+    is evaluated for an item.
+    """
     over, variable, rank = expr._args
     get_elements = _compile_operand(over)
 
@@ -550,7 +562,43 @@ def _compile_largest_of(expr: Recorded) -> Compiled:
             ranks.append(to_python(evaluate_all(rank, inner)))
         return elements[ranks.index(max(ranks))]
 
-    return _guard_call(expr, find_largest, _explain_largest)
+    return _guard_call(expr, _cache_by_inputs(expr, find_largest), _explain_largest)
+
+
+def _cache_by_inputs(expr: Recorded, compute: Compiled) -> Compiled:
+    """Return `compute` of an expression, with its results cached by what the expression reads.
+
+    Nothing is cached where the expression calls a plain function, which may read anything, nor for
+    inputs that are no numbers and strings, or that have no value in this scope: only one branch of
+    a `where` is evaluated, and the other one may read what is absent.
+    """
+    inputs: list[Compiled] = []
+    for dependency in expr._dependencies:
+        if dependency.root == FUNCTION:
+            return compute
+        inputs.append(_compile_operand(dependency.expr))
+    results: dict[tuple[Any, ...], Any] = {}
+
+    def compute_cached(scope: Scope) -> Any:
+        try:
+            values = [read(scope) for read in inputs]
+        except SpecError:
+            return compute(scope)
+        types = [type(value) for value in values]
+        if not _CACHEABLE_TYPES.issuperset(types):
+            return compute(scope)
+        # with the types, since 1 and 1.0 are equal; with the vocabulary, since a token's id is no
+        # dependency
+        key = (scope.tok, *values, *types)
+        result = results.get(key, _MISSING)
+        if result is _MISSING:
+            result = compute(scope)
+            if len(results) == _MAX_CACHED_RESULTS:
+                results.clear()
+            results[key] = result
+        return result
+
+    return compute_cached
 
 
 def _explain_largest(expr: Recorded, error: Exception, scope: Scope) -> str:
@@ -558,14 +606,6 @@ def _explain_largest(expr: Recorded, error: Exception, scope: Scope) -> str:
 
 
 # calls of `later`
-
-_CACHEABLE_TYPES = frozenset({bool, int, float, str, type(None)})
-"""Types of arguments for which the result of a recorded call is cached: equal values of these types
-are interchangeable."""
-
-
-_MAX_CACHED_CALLS = 256
-"""Results that are cached of each recorded call."""
 
 
 def _compile_call(expr: Recorded) -> Compiled:
@@ -588,7 +628,7 @@ def _compile_call(expr: Recorded) -> Compiled:
             arguments[position] = value
         return arguments
 
-    @lru_cache(maxsize=_MAX_CACHED_CALLS, typed=True)
+    @lru_cache(maxsize=_MAX_CACHED_RESULTS, typed=True)
     def call_cached(*values: Any) -> Any:
         return function(*list_arguments(values))
 

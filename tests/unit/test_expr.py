@@ -419,6 +419,51 @@ def test_the_largest_of_a_list_is_that_of_python(pairs, factor):
     assert fold(largest_of(cfg.pairs, by=lambda pair: pair[0]), Scope(cfg=scope.cfg)) in pairs
 
 
+SIZES = [(1, 2), (2, 1), (3, 3)]
+
+
+@given(st.lists(st.sampled_from([1, 1.0, True, 2**53 + 1, float(2**53 + 1), -1, "no number", None]), max_size=12))
+def test_the_largest_of_a_list_is_chosen_anew_for_another_item(factors):
+    """What an expression caches for an item is right for the next one, also for a value that is equal."""
+    chosen = largest_of(SIZES, by=lambda size: where(item.factor == None, size[1], size[0] * item.factor - 2**53))  # noqa: E711
+    for factor in factors:
+        scope = Scope(item=SimpleNamespace(factor=factor))
+        if isinstance(factor, str):
+            with pytest.raises(SpecError, match="has no value"):
+                evaluate(chosen, scope)
+        elif factor is None:
+            assert evaluate(chosen, scope) == (3, 3)
+        else:
+            assert evaluate(chosen, scope) == max(SIZES, key=lambda size: size[0] * factor - 2**53)
+
+
+def test_the_largest_of_a_list_reads_no_branch_that_is_not_chosen():
+    """The absent height is an input of the cache, and needs no value."""
+    chosen = largest_of(SIZES, by=lambda size: where(item.tall, size[0] * item.height, -size[0]))
+    for _ in range(2):
+        assert evaluate(chosen, Scope(item=SimpleNamespace(tall=False))) == (1, 2)
+        assert evaluate(chosen, Scope(item=SimpleNamespace(tall=True, height=2))) == (3, 3)
+
+
+def test_the_largest_of_a_list_by_a_plain_function_is_computed_each_time():
+    """Nobody knows what the function reads."""
+    chosen = largest_of(SIZES, by=lambda size: as_expression(lambda scope: scope.counts["image"]) * size[0])
+    assert evaluate(chosen, Scope(counts={"image": 1})) == (3, 3)
+    assert evaluate(chosen, Scope(counts={"image": -1})) == (1, 2)
+
+
+class LargerTokenizer(Tokenizer):
+    def get_vocab(self):
+        return {"<image>": 9}
+
+
+def test_the_largest_of_a_list_by_a_token_is_that_of_the_tokenizer():
+    """The id of a token is no dependency: the same expression is folded for two tokenizers."""
+    chosen = largest_of([1, 2], by=lambda factor: factor * (tok["<image>"] - 8))
+    assert fold(chosen, Scope(tok=Vocabulary(Tokenizer()))) == 1
+    assert fold(chosen, Scope(tok=Vocabulary(LargerTokenizer()))) == 2
+
+
 def test_the_largest_of_a_list_inside_a_loop_reads_the_element_around_it():
     layout = each(cfg.sizes, lambda x: embed(largest_of(cfg.sizes, by=lambda y: -abs(x - y))) * 1)
     assert repr(layout) == "each(cfg.sizes, lambda x: embed(largest_of(cfg.sizes, by=lambda y: -abs(x - y))) * 1)"
