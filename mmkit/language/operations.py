@@ -767,6 +767,7 @@ def _power(base: Any, exponent: Any) -> Any:
 def _multiply(a: Any, b: Any) -> Any:
     if isinstance(a, int) and isinstance(b, int):
         _check_bits(a.bit_length() + b.bit_length())
+        return a * b
     _check_repetition(a, b)
     _check_repetition(b, a)
     return a * b

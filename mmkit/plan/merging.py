@@ -8,15 +8,20 @@ for each character; afterwards the runs are merged again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from ..errors import SpecError
-from ..language.layout import ItemTokens
+from ..language.layout import ItemTokens, as_text
 from ..language.vocabulary import Vocabulary
 from .placement import ItemLayout, LayoutsByModality, PlacedPrompt, Placement, ResolvedUpdate
 
 MAX_RUN_LENGTH = 64
 """The most characters of a run that is looked up as one token."""
+
+MAX_SPLIT_LAYOUTS = 64
+"""The layouts that are kept with their runs split."""
 
 
 class MergedRuns:
@@ -35,6 +40,8 @@ class MergedRuns:
         self._length_of_token: dict[int, int] = {}
         self._character = character
         self._tok = tok
+        # items of one geometry share a layout, which is split once for many requests
+        self._split_layout = lru_cache(MAX_SPLIT_LAYOUTS)(self._split_layout_uncached)
         for length in range(1, MAX_RUN_LENGTH + 1):
             ids = self._encode_run(length)
             if len(ids) != 1 or ids[0] in self._length_of_token:
@@ -58,15 +65,9 @@ class MergedRuns:
 
     def split_layouts(self, layouts: LayoutsByModality) -> LayoutsByModality:
         """Return layouts and targets in which every run is split."""
-        # most items of a modality share one layout, which is split once
-        split_layout_of: dict[ItemLayout, ItemLayout] = {}
         split_layouts: dict[str, list[ItemLayout]] = {}
         for modality, item_layouts in layouts.items():
-            split_layouts[modality] = []
-            for layout in item_layouts:
-                if layout not in split_layout_of:
-                    split_layout_of[layout] = self._split_layout(layout)
-                split_layouts[modality].append(split_layout_of[layout])
+            split_layouts[modality] = [self._split_layout(layout) for layout in item_layouts]
         return split_layouts
 
     def merge(self, placed: PlacedPrompt) -> PlacedPrompt:
@@ -80,13 +81,16 @@ class MergedRuns:
         ids: list[int] = []
         # for each position of the split prompt, the position of the token that covers it
         merged_position: list[int] = []
-        start = 0
-        while start < len(placed.token_ids):
-            stop = self._end_of_run(placed.token_ids, start)
-            for token in self._merge_run(placed.token_ids[start:stop]):
+        cursor = 0
+        for run in self._find_runs(placed.token_ids):
+            merged_position += range(len(ids), len(ids) + run.start - cursor)
+            ids += placed.token_ids[cursor : run.start]
+            for token in self._merge_run(placed.token_ids[run.start : run.stop]):
                 merged_position += [len(ids)] * self._length_of_token.get(token, 1)
                 ids.append(token)
-            start = stop
+            cursor = run.stop
+        merged_position += range(len(ids), len(ids) + len(placed.token_ids) - cursor)
+        ids += placed.token_ids[cursor:]
         placements: list[Placement] = []
         end = 0
         for placement in placed.placements:
@@ -102,7 +106,7 @@ class MergedRuns:
             placements.append(Placement(placement.modality, placement.index, start, tokens))
         return PlacedPrompt(ids, placements)
 
-    def _split_layout(self, layout: ItemLayout) -> ItemLayout:
+    def _split_layout_uncached(self, layout: ItemLayout) -> ItemLayout:
         """Return the layout of an item, its runs split in its tokens and in its targets."""
         mask = bytearray()
         for token, is_embed in zip(layout.tokens.ids, layout.tokens.mask, strict=True):
@@ -112,19 +116,14 @@ class MergedRuns:
             updates.append(ResolvedUpdate(update, tuple(self.split(target))))
         return ItemLayout(ItemTokens(self.split(layout.tokens.ids), bytes(mask)), updates)
 
-    def _end_of_run(self, ids: Sequence[int], start: int) -> int:
-        """Return the offset after the run that begins at `start`, or after one other token."""
-        stop = start + 1
-        single = self.tokens_by_length[1]
-        if ids[start] == single:
-            while stop < len(ids) and ids[stop] == single:
-                stop += 1
-        return stop
+    def _find_runs(self, ids: Sequence[int]) -> list[range]:
+        """Return the positions of each run of single characters."""
+        single = as_text([self.tokens_by_length[1]])
+        matches = re.finditer(f"{re.escape(single)}+", as_text(ids))
+        return [range(*match.span()) for match in matches]
 
     def _merge_run(self, run: list[int]) -> list[int]:
         """Return the tokens that the tokenizer makes of a run of single characters."""
-        if run[0] != self.tokens_by_length[1]:
-            return run
         tokens = self._encode_run(len(run))
         num_characters = 0
         for token in tokens:
