@@ -581,7 +581,7 @@ def _cache_by_inputs(expr: Recorded, compute: Compiled) -> Compiled:
 
     def compute_cached(scope: Scope) -> Any:
         try:
-            values = [read(scope) for read in inputs]
+            values = [compute_input(scope) for compute_input in inputs]
         except SpecError:
             return compute(scope)
         types = [type(value) for value in values]
