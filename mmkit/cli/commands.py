@@ -51,7 +51,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
         "doctor:doctor",
         "Examine this environment and say what to mend. Exit status 1 if there is something.",
     ),
-    "new": Subcommand("new:new_command", "Write a package for a model with a modality of its own."),
+    "new": Subcommand("new:new_command", "Write a package for a model with modalities of its own."),
     "examples": Subcommand(
         "new:examples", "Copy the examples, with their checkpoints, into a folder `examples`."
     ),

@@ -67,25 +67,25 @@ def test_llava_like_gives_the_ids_of_vllms_own_class(tmp_path: Path, split: str)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_package_works_by_the_commands_of_its_readme(kind: str, tmp_path: Path) -> None:
-    folder = new("package", "thing", tmp_path, kind=kind, language_model=None)
+    folder = new("package", ["thing"], tmp_path, kinds=[kind])
     check_commands_of_readme(folder, tmp_path)
 
 
 def test_a_new_package_with_qwen2_as_its_language_model(tmp_path: Path) -> None:
     base = train_language_model(tmp_path / "base", Qwen2Config, chat_template=CHATML, tie_word_embeddings=True)
-    folder = new("package", "thing", tmp_path, kind="series", language_model=base)
+    folder = new("package", ["thing"], tmp_path, kinds=["series"], language_model=base)
     check_commands_of_readme(folder, tmp_path)
 
 
 def test_a_new_package_with_llama_as_its_language_model(tmp_path: Path) -> None:
     base = train_language_model(tmp_path / "base", LlamaConfig, chat_template=None)
-    folder = new("package", "thing", tmp_path, kind="series", language_model=base)
+    folder = new("package", ["thing"], tmp_path, kinds=["series"], language_model=base)
     check_commands_of_readme(folder, tmp_path)
 
 
 def test_a_new_package_with_a_language_model_that_vllms_own_classes_do_not_serve(tmp_path: Path) -> None:
     base = train_language_model(tmp_path / "base", Olmo2Config, chat_template=None)
-    folder = new("package", "thing", tmp_path, kind="series", language_model=base)
+    folder = new("package", ["thing"], tmp_path, kinds=["series"], language_model=base)
     check_commands_of_readme(folder, tmp_path)
 
 
@@ -93,25 +93,65 @@ def check_commands_of_readme(folder: Path, tmp_path: Path) -> None:
     """Train, test and serve a package, and ask it in chat messages by the client of OpenAI."""
     environment = install_package(folder, tmp_path / "site")
     run_python("-m", "package.train", "checkpoint", cwd=folder, **environment)
-    (num_right,) = re.findall(
-        r"(\d+) of 100 right", run_python("-m", "package.score", "checkpoint", cwd=folder, **environment)
-    )
+    scores = run_python("-m", "package.score", "checkpoint", cwd=folder, **environment)
+    (num_right,) = re.findall(r"(\d+) of 100 right", scores)
     assert int(num_right) >= 90
-
-    output = run_python("-m", "pytest", "-p", "no:cacheprovider", cwd=folder, **environment)
-    assert re.search(r"\d+ passed", output)
-    assert "failed" not in output
-
-    log = tmp_path / "log"
-    with Server(folder / "checkpoint", "--dtype", "float32", environment=environment, log=log) as server:
-        answers = run_python("-m", "package.ask", server.url, cwd=folder, **environment)
+    check_tests(folder, environment)
+    answers = ask_server(folder, environment, tmp_path / "log")
     (right,) = re.findall(r"(\d+) of 20 right", answers)
     assert int(right) >= 18, answers
 
 
+def check_tests(folder: Path, environment: dict[str, str]) -> None:
+    """Run the tests of a package."""
+    output = run_python("-m", "pytest", "-p", "no:cacheprovider", cwd=folder, **environment)
+    assert re.search(r"\d+ passed", output)
+    assert "failed" not in output
+
+
+def ask_server(folder: Path, environment: dict[str, str], log: Path) -> str:
+    """Serve the checkpoint of a package, and return what its script prints of twenty questions."""
+    with Server(folder / "checkpoint", "--dtype", "float32", environment=environment, log=log) as server:
+        return run_python("-m", "package.ask", server.url, cwd=folder, **environment)
+
+
+ANSWERS_OF_TRANSFORMERS = """
+from pathlib import Path
+
+from package.ask import list_questions
+from package.score import answer, load
+
+model, processor = load(Path("checkpoint"))
+for question in list_questions():
+    print(f"{question.text} {answer(model, processor, question)} (true: {question.answer})")
+"""
+
+
+@pytest.mark.parametrize("language_model", [None, Qwen2Config])
+def test_a_new_package_with_two_modalities(language_model: Any, tmp_path: Path) -> None:
+    """It is right about items of each, alone and beside the other, and the server says what transformers says."""
+    base = None
+    if language_model is not None:
+        base = train_language_model(tmp_path / "base", language_model, chat_template=CHATML)
+    folder = new("package", ["series", "image"], tmp_path, language_model=base)
+    environment = install_package(folder, tmp_path / "site")
+    run_python("-m", "package.train", "checkpoint", cwd=folder, **environment)
+    scores = run_python("-m", "package.score", "checkpoint", cwd=folder, **environment)
+    print(scores)
+    right = dict(re.findall(r"(\w+): (\d+) of 100 right", scores))
+    assert right.keys() == {"series", "image"}
+    assert min(map(int, right.values())) >= 90, scores
+    check_tests(folder, environment)
+    expected = run_python("-c", ANSWERS_OF_TRANSFORMERS, cwd=folder, **environment).splitlines()
+    *answers, summary = ask_server(folder, environment, tmp_path / "log").splitlines()
+    assert len(answers) == 20
+    assert answers == expected
+    print(summary)
+
+
 def test_items_whose_encoder_rows_are_not_finite_are_counted_in_the_metrics(tmp_path: Path) -> None:
     """In float16 the encoder of a new package overflows. The worker counts the item, and the API server tells."""
-    folder = new("weather", "series", tmp_path)
+    folder = new("weather", ["series"], tmp_path)
     environment = install_package(folder, tmp_path / "site")
     run_python("-m", "weather.train", "checkpoint", "--steps", "0", cwd=folder, **environment)
     log = tmp_path / "log"

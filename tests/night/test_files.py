@@ -289,7 +289,7 @@ class Ear:
 
 @pytest.fixture(scope="module")
 def ear(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ear]:
-    folder = new("ear", "audio", tmp_path_factory.mktemp("ear"), kind="audio")
+    folder = new("ear", ["audio"], tmp_path_factory.mktemp("ear"))
     environment = install_package(folder, folder / "site")
     environment["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
     run_python("-m", "ear.train", "checkpoint", cwd=folder, **environment)

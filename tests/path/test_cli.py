@@ -565,9 +565,13 @@ def test_a_package_holds_no_path_of_this_machine(tmp_path: Path) -> None:
 
 
 def test_several_modalities_of_a_new_package(tmp_path: Path) -> None:
-    status, _, error = invoke("new", "duet", "--modality", "motion", "--modality", "image", "--into", tmp_path)
+    both = ("--modality", "motion", "--modality", "image")
+    status, _, error = invoke("new", "duet", *both, "--kind", "image", "--into", tmp_path)
     assert (status, list(tmp_path.iterdir())) == (2, [])
-    assert error.startswith("--modality: expected one modality, got motion, image. Write the package for one of them")
+    assert error.startswith("kind: expected one for each of motion, image, or none, got image.")
+    status, _, error = invoke("new", "duet", *both, "--kind", "audio", "--kind", "image", "--into", tmp_path)
+    assert status == 0, error
+    assert "encoder_motion" in (tmp_path / "duet" / "duet" / "model.py").read_text()
 
 
 # -- doctor ----------------------------------------------------------------------------------------------------------

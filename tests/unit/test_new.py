@@ -1,6 +1,7 @@
 """``mmkit new``: the files that it writes, and the names that it takes."""
 
 import importlib
+import itertools
 import json
 import re
 from pathlib import Path
@@ -15,9 +16,14 @@ from mmkit.cli.new import KINDS, new
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_package_has_its_files_with_all_names_filled_in(kind: str, tmp_path: Path) -> None:
-    folder = new(f"new_{kind}", "thing", tmp_path, kind=kind)
+    folder = new(f"new_{kind}", ["thing"], tmp_path, kinds=[kind])
     for name in ("pyproject.toml", f"new_{kind}/spec.py", "tests/test_laws.py", ".gitignore", "README.md"):
         assert (folder / name).is_file()
+    check_files(folder)
+
+
+def check_files(folder: Path) -> None:
+    """Check that all names in the files of a package are filled in, and that no line of code is too long."""
     for path in folder.rglob("*"):
         if path.is_file():
             text = path.read_text()
@@ -29,7 +35,7 @@ def test_a_package_has_its_files_with_all_names_filled_in(kind: str, tmp_path: P
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_weight_of_a_package_is_trained(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps; at night all of them, with a server."""
-    monkeypatch.syspath_prepend(new(f"new_{kind}", "thing", tmp_path, kind=kind))
+    monkeypatch.syspath_prepend(new(f"new_{kind}", ["thing"], tmp_path, kinds=[kind]))
     package = importlib.import_module(f"new_{kind}.train")
     trained = package.train(tmp_path / "trained", steps=2)
     untrained = package.train(tmp_path / "untrained", steps=0)
@@ -67,7 +73,7 @@ def test_a_name_that_something_else_has_is_refused(
     (tmp_path / "file").touch()
     (tmp_path / "there").mkdir()
     with pytest.raises(MmkitError, match=re.escape(sentence)):
-        new(name, modality, tmp_path / into, kind=kind)
+        new(name, [modality], tmp_path / into, kinds=[kind] if kind else [])
 
 
 @pytest.mark.parametrize("modality", ["torch", "one", "sample", "model", "fields", "item", "cfg", "text_", "args"])
@@ -76,7 +82,7 @@ def test_a_modality_named_as_something_in_the_code_is_refused_or_trained(
 ) -> None:
     name = f"reads_{modality}"
     try:
-        folder = new(name, modality, tmp_path, kind="series")
+        folder = new(name, [modality], tmp_path, kinds=["series"])
     except MmkitError:
         return
     monkeypatch.syspath_prepend(folder)
@@ -84,5 +90,80 @@ def test_a_modality_named_as_something_in_the_code_is_refused_or_trained(
 
 
 def test_a_modality_named_as_a_kind_is_of_it(tmp_path: Path) -> None:
-    folder = new("weather", "record", tmp_path)
+    folder = new("weather", ["record"], tmp_path)
     assert "Record(" in (folder / "weather" / "spec.py").read_text()
+
+
+# -- several modalities ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kinds", list(itertools.pairwise([*KINDS, KINDS[0]])), ids="_".join)
+def test_a_package_of_two_kinds_has_the_files_of_both(kinds: tuple[str, str], tmp_path: Path) -> None:
+    package = "two_kinds"
+    folder = new(package, ["left", "right"], tmp_path, kinds=kinds)
+    check_files(folder)
+    texts = {path.name: path.read_text() for path in (folder / package).iterdir()}
+    for name, kind in zip(("left", "right"), kinds, strict=True):
+        alone = new(f"alone_{kind}", [name], tmp_path, kinds=[kind]) / f"alone_{kind}"
+        # the lines of the spec of one modality but for its imports and its name, and all sizes
+        (_, spec) = (alone / "spec.py").read_text().split('        "' + name + '",\n')
+        assert spec.rstrip(")\n") in texts["spec.py"]
+        (_, sizes) = (alone / "configuration.py").read_text().split("    model_type = ")
+        assert sizes.partition("\n")[2] in texts["configuration.py"]
+        assert f"data_{name}.py" in texts
+        assert f"encoder_{name}.py" in texts
+
+
+def test_every_weight_of_a_package_with_two_modalities_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(new("duet", ["motion", "image"], tmp_path))
+    package = importlib.import_module("duet.train")
+    trained = package.train(tmp_path / "trained", steps=1)
+    untrained = package.train(tmp_path / "untrained", steps=0)
+    weights = load_file(trained / "model.safetensors")
+    weights_before = load_file(untrained / "model.safetensors")
+    assert any(name.startswith("encoder_image.") for name in weights)
+    for name in weights:
+        assert not torch.equal(weights[name], weights_before[name]), name
+
+
+def test_the_items_of_a_question_tell_nothing_about_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each modality draws other numbers from a seed."""
+    monkeypatch.syspath_prepend(new("chords", ["series", "vectors"], tmp_path))
+    data = importlib.import_module("chords.data")
+    answers = set()
+    for seed in range(300):
+        questions = data.sample(seed)
+        assert [(question.modality, list(question.items)) for question in questions] == [
+            ("series", ["series"]),
+            ("series", ["series", "vectors"]),
+            ("vectors", ["vectors"]),
+            ("vectors", ["series", "vectors"]),
+        ]
+        assert data.sample(seed)[1].answer == questions[0].answer
+        answers.add((questions[0].answer, questions[2].answer))
+    assert len(answers) > 50, "of 64 pairs"
+
+
+@pytest.mark.parametrize(
+    ("modalities", "kinds", "sentence"),
+    [
+        (["x", "y"], [], "kind: expected another one for each modality, got series, series. Write the package for one"),
+        (["x", "y"], ["image"], "kind: expected one for each of x, y, or none, got image."),
+        (
+            ["x", "x_part"],
+            ["image", "series"],
+            "modality: expected names that make different tokens, got <x>, <x_part>",
+        ),
+        (["points", "x"], ["series", "record"], "expected one field named 'points', got several."),
+        (["x", "duo"], ["image", "series"], "name: expected one that nothing else has, got 'duo', the modality."),
+        (["image", "pad"], [], "got 'pad', which duo/encoder_pad.py imports."),
+    ],
+)
+def test_modalities_that_do_not_go_together_are_refused(
+    modalities: list[str], kinds: list[str], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(MmkitError, match=re.escape(sentence)):
+        new("duo", modalities, tmp_path, kinds=kinds)
+    assert list(tmp_path.iterdir()) == []
