@@ -9,7 +9,7 @@ vLLM's. `write_model_source` in `mmkit.generate` writes the subclasses.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ClassVar
@@ -82,6 +82,8 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
 
     def __init__(self, *, vllm_config: Any = None, prefix: str = "") -> None:
         self._where = f"{self.mm_spec.name}, {self.hf_class.__name__}"
+        # a class without `MultiModalMixin` has none
+        self._towers: Sequence[str] = getattr(self.hf_class, "vllm_towers", ())
         self._check_engine(vllm_config)
         self._head_name = ""
         self._examine_class(vllm_config.model_config.hf_config)
@@ -107,6 +109,10 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
         mm_config = vllm_config.model_config.multimodal_config
         if getattr(mm_config, "mm_encoder_only", False):
             raise SpecError(self._where, "a language model", "mm_encoder_only", remedy)
+        if self._towers and vllm_config.lora_config is not None:
+            # vLLM maps tokens of the language model to adapters, and a tower has other positions
+            remedy = "Leave vllm_towers out: the towers then have no layers that adapters change."
+            raise SpecError(self._where, "vllm_towers without enable_lora", "both", remedy)
 
     # -- how vLLM makes the model ------------------------------------------------------------------
 
@@ -137,6 +143,7 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
             remedy = "Call the attention by ALL_ATTENTION_FUNCTIONS, and set the attribute."
             raise SpecError(self._where, _REPLACEABLE_ATTENTION, got, remedy)
         self._check_tensors(model)
+        self._check_towers(model)
         head = _find_head(model, decoder)
         if head is None:
             remedy = "Let get_output_embeddings of the class return it."
@@ -197,23 +204,27 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
                     remedy = "Compute it in the method that reads it."
                     raise SpecError(where, expected, "one that is", remedy)
 
-    def recursive_replace(self) -> None:
-        """Put vLLM's layers into the decoder alone.
+    def _check_towers(self, model: Any) -> None:
+        """Refuse a name in `vllm_towers` that is none of a module beside the decoder.
 
-        The modules beside it stay the author's: their code may read attributes that vLLM's layers
-        lack.
+        Raises:
+            SpecError: names it.
         """
-        decoder = _find_decoder(self.model)
-        hidden: list[tuple[nn.Module, dict[str, Any]]] = []
-        module = self.model
-        for name in _find_name(self.model, decoder).split("."):
-            hidden.append((module, module._modules))
-            child = module._modules[name]
-            module._modules = {name: child}
-            module = child
-        super().recursive_replace()
-        for module, children in hidden:
-            module._modules = children
+        decoder = _find_decoder(model)
+        modules = dict(model.named_modules())
+        for name in self._towers:
+            if name not in modules or _has_module(modules[name], decoder):
+                expected = "names of modules beside the decoder, as named_modules() has them"
+                raise SpecError(f"{self._where}.vllm_towers", expected, repr(name))
+
+    def recursive_replace(self) -> None:
+        """Put vLLM's layers into the decoder, and into the modules that `vllm_towers` names.
+
+        The other modules stay the author's: their code may read attributes that vLLM's layers lack.
+        """
+        decoder = _find_name(self.model, _find_decoder(self.model))
+        with _hide_modules_beside(self.model, [decoder, *self._towers]):
+            super().recursive_replace()
 
     # -- weights -----------------------------------------------------------------------------------
 
@@ -423,6 +434,36 @@ def _find_head(model: Any, decoder: nn.Module) -> Any:
             if head is not None:
                 return head
     return None
+
+
+@contextmanager
+def _hide_modules_beside(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """Let a model have the named modules alone, and those that lead to them.
+
+    A module that is replaced meanwhile stays replaced.
+    """
+    visible: dict[nn.Module, set[str]] = {}
+    for name in names:
+        module = model
+        path = ""
+        for child in name.split("."):
+            if path in names:  # a named module is visible as a whole
+                break
+            visible.setdefault(module, set()).add(child)
+            module = module.get_submodule(child)
+            path = f"{path}.{child}".removeprefix(".")
+    before: dict[nn.Module, dict[str, Any]] = {}
+    for module, children in visible.items():
+        before[module] = module._modules
+        module._modules = {}
+        for name, child_module in before[module].items():
+            if name in children:
+                module._modules[name] = child_module
+    try:
+        yield
+    finally:
+        for module, modules in before.items():
+            module._modules = modules | module._modules
 
 
 def _has_module(model: nn.Module, part: nn.Module) -> bool:

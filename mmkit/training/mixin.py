@@ -43,9 +43,15 @@ class MultiModalMixin:
 
     `forward` and `generate` take a batch of a `Processor` or a `Collator` as it is, ``model(
     **batch)``: `input_ids`, `mm_token_type_ids`, `placeholders` and the fields.
+
+    Attributes:
+        mm_spec: the spec.
+        vllm_towers: for `mmkit.serve_transformers`: the dotted names of modules beside the language
+            model that get vLLM's layers as well, so that tensor parallelism shares them out.
     """
 
     mm_spec: ClassVar[Declaration]
+    vllm_towers: ClassVar[Sequence[str]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Let checkpoints of transformers' class load into its subclass.

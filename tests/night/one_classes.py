@@ -1,5 +1,6 @@
 """The references of the examples as models that vLLM runs as they are."""
 
+import re
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
 from examples.gallery.qwen2_vl import QWEN2_VL
 from examples.llava_like.spec import LLAVA_LIKE
@@ -36,6 +38,23 @@ class OneClassLlavaForConditionalGeneration(MultiModalMixin, LlavaForConditional
 
     def embed_image(self, pixel_values: torch.Tensor) -> list[torch.Tensor]:
         return list(self.model.get_image_features(pixel_values=pixel_values).pooler_output)
+
+
+class ShardedLlavaForConditionalGeneration(OneClassLlavaForConditionalGeneration):
+    """The same, with vLLM's layers in the tower and the projector."""
+
+    vllm_towers = ("model.vision_tower", "model.multi_modal_projector")
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.tp_plan.update(
+            {
+                "model.vision_tower.*mlp.fc1": "colwise",
+                "model.vision_tower.*mlp.fc2": "rowwise",
+                "model.multi_modal_projector.linear_1": "colwise",
+                "model.multi_modal_projector.linear_2": "rowwise",
+            }
+        )
 
 
 class OneClassTerraForCausalLM(LlamaActionForCausalLM):
@@ -137,23 +156,49 @@ class HeadBesideForCausalLM(MultiModalMixin, PreTrainedModel, GenerationMixin):
         return [self.encoder(item) for item in series]
 
 
+PARTS = ("vision_tower", "multi_modal_projector")
+"""Of LLaVA, beside its language model."""
+
+SHARDED = re.compile(r"(q_proj|k_proj|v_proj|fc1|linear_1)|(out_proj|fc2|linear_2)\.weight")
+"""The weights of which each of two processes has a half, as vLLM and `tp_plan` shard layers."""
+
+
 def count_weights(model: Any) -> dict[str, int]:
-    """Return the numbers of weights of the parts of LLaVA beside its language model."""
+    """Return the numbers of weights of the parts."""
     counts = {}
-    for name in ("vision_tower", "multi_modal_projector"):
-        part = model.model.get_submodule(name)
-        counts[name] = sum(weight.numel() for weight in part.parameters())
+    for name in PARTS:
+        counts[name] = sum(weight.numel() for weight in model.model.get_submodule(name).parameters())
+    return counts
+
+
+def count_sharded_weights(model: Any) -> dict[str, int]:
+    """Return the numbers of weights of the parts in each of two processes that share them."""
+    counts = count_weights(model)
+    for name in PARTS:
+        for weight, values in model.model.get_submodule(name).named_parameters():
+            if SHARDED.search(weight):
+                counts[name] -= values.numel() // 2
     return counts
 
 
 def count_served_weights(served: Any) -> dict[str, int]:
-    """Return the same of a model of vLLM, in this process."""
-    return count_weights(served.model)
+    """Return the numbers of weights of the parts of a model of vLLM, in this process."""
+    counts = {}
+    for name in PARTS:
+        counts[name] = 0
+        for module in served.model.model.get_submodule(name).modules():
+            counts[name] += sum(weight.numel() for weight in module.parameters(recurse=False))
+            if isinstance(module, ColumnParallelLinear | RowParallelLinear):
+                # on a CPU the parameter is empty, and the kernel has the values
+                counts[name] -= module.weight.numel()
+                counts[name] += module.input_size_per_partition * module.output_size_per_partition
+    return counts
 
 
 def register() -> None:
     """Tell transformers and vLLM about the models."""
     serve_transformers(f"{__name__}:OneClassLlavaForConditionalGeneration")
+    serve_transformers(f"{__name__}:ShardedLlavaForConditionalGeneration")
     serve_transformers(f"{__name__}:OneClassQwen2VLForConditionalGeneration")
     serve_transformers(f"{__name__}:OneClassTerraForCausalLM", LlamaActionConfig)
     serve_transformers(f"{__name__}:NestedForCausalLM", NestedConfig)

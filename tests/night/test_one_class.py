@@ -1,6 +1,7 @@
 """The references of the examples, run by vLLM as they are: ids of transformers."""
 
 import json
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -80,24 +81,35 @@ from tests.night.one_classes import count_served_weights, register
 if __name__ == "__main__":
     register()
     requests = [case.request() for case in make_cases(make_processor().tokenizer, 12)]
-    names = {"architectures": ["OneClassLlavaForConditionalGeneration"]}
+    names = {"architectures": [sys.argv[2]]}
     with engine(sys.argv[1], seed=0, enforce_eager=True, tensor_parallel_size=2, hf_overrides=names) as llm:
         print(json.dumps([answer(llm, requests), llm.apply_model(count_served_weights)]))
 """
 
 
-def test_layers_shared_by_two_processes(checkpoint: Path, cases: list[Case], tokenizer: Any, tmp_path: Path) -> None:
-    """Tower and projector are whole in each of them."""
+Count = Callable[[Any], dict[str, int]]
+
+TOWERS = [
+    ("OneClassLlavaForConditionalGeneration", one_classes.count_weights),
+    ("ShardedLlavaForConditionalGeneration", one_classes.count_sharded_weights),
+]
+"""Classes, and what counts the weights of tower and projector in each of two processes: all of them, or a part."""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("name", "count"), TOWERS, ids=[name for name, _ in TOWERS])
+def test_layers_shared_by_two_processes(
+    name: str, count: Count, checkpoint: Path, cases: list[Case], tokenizer: Any, tmp_path: Path
+) -> None:
     script = tmp_path / "shared.py"
     script.write_text(SHARED)
     reference = Reference(checkpoint)
     expected = answer_by_reference(reference, cases[:12], tokenizer)
     variables = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
-    output = run_python(str(script), str(checkpoint), PYTHONPATH=str(ROOT), **variables)
+    output = run_python(str(script), str(checkpoint), name, PYTHONPATH=str(ROOT), **variables)
     answers, counts = json.loads(output.splitlines()[-1])
     assert answers == expected
-    whole = one_classes.count_weights(reference.model)
-    assert counts == [whole, whole]
+    assert counts == [count(reference.model)] * 2
 
 
 def test_positions_in_three_dimensions(engines: ExitStack, tmp_path: Path) -> None:

@@ -29,6 +29,16 @@ class ReadForCausalLM(WavesForCausalLM):
         self.scale = self.encoder.up.weight.norm().item()
 
 
+class WithDecoderForCausalLM(WavesForCausalLM):
+    """Its decoder is `model`."""
+
+    vllm_towers = ("encoder.up", "model")
+
+
+class WithTowerForCausalLM(WavesForCausalLM):
+    vllm_towers = ("encoder.up",)
+
+
 class SquaredForCausalLM(WavesForCausalLM):
     """The head, and then a square."""
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 from transformers import conversion_mapping
 from vllm import ModelRegistry
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.linear import LinearBase
 
 from examples.series import CHECKPOINT
 from examples.series.configuration import WavesConfig
@@ -18,7 +20,7 @@ from mmkit.model.weight_names import WeightNames
 from mmkit.testing.processors import load_model_config
 from mmkit.testing.vllm_model import load_model
 from tests.path import one_classes
-from tests.unit.common import expect_refusal
+from tests.unit.common import expect_refusal, refuses
 
 HOME = "tests.path.one_classes"
 
@@ -100,6 +102,8 @@ MODELS = [
         "from parameters, got one that is. Compute it in the method that reads it."),
     ("ReadForCausalLM", "waves, ReadForCausalLM.__init__: expected a class whose __init__ reads no values of its "
         "parameters, which have none yet, got "),
+    ("WithDecoderForCausalLM", "waves, WithDecoderForCausalLM.vllm_towers: expected names of modules beside the "
+        "decoder, as named_modules() has them, got 'model'."),
 ]  # fmt: skip
 
 
@@ -108,6 +112,27 @@ def test_models_that_cannot_be_made(name: str, sentence: str, tmp_path: Path) ->
     with pytest.raises(SpecError) as caught, load(tmp_path, name):
         pass
     assert str(caught.value).startswith(sentence)
+
+
+def test_layers_of_vllm_beside_the_decoder(tmp_path: Path) -> None:
+    with load(tmp_path, "WithTowerForCausalLM") as model:
+        encoder = model.model.encoder
+        assert isinstance(encoder.up, LinearBase)
+        assert not isinstance(encoder.down, LinearBase)
+        assert isinstance(model.model.model.layers[0].mlp.down_proj, LinearBase)
+
+
+def test_adapters_beside_towers_with_layers_of_vllm(tmp_path: Path) -> None:
+    name = "WithTowerForCausalLM"
+    vllm_class = import_vllm_class(name)
+    ModelRegistry.register_model(name, vllm_class)
+    config = EngineArgs(str(make_folder(tmp_path, name)), enable_lora=True).create_engine_config()
+    sentence = (
+        "waves, WithTowerForCausalLM: expected vllm_towers without enable_lora, got both. Leave vllm_towers out: the "
+        "towers then have no layers that adapters change."
+    )
+    with refuses(SpecError, sentence):
+        vllm_class(vllm_config=config)
 
 
 def make_weight_names(name: str, conversion: Any) -> WeightNames:
