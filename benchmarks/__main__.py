@@ -19,6 +19,7 @@ ALL = (
     "scale",
     "render",
     "pixels",
+    "one_class",
     "terra_cpu",
     "serve_load",
     "robots",

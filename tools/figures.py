@@ -89,6 +89,7 @@ def read_figures() -> dict[str, str]:
     figures |= read_recall()
     figures |= read_gallery()
     figures |= read_costs()
+    figures |= read_one_class()
     figures["planted.bugs"] = len(read_rows(DATA / "planted-bugs.md"))
     figures["laws"] = len(read_rows(ROOT / "docs" / "laws.md"))
     for name, table in read_result_tables().items():
@@ -242,6 +243,12 @@ def read_costs() -> dict[str, str]:
         if row["what"] not in ("hand_written", "generated"):
             figures[f"cost.render.{row['model']}"] = f"{row['ratio']:.2f}"
     return figures
+
+
+def read_one_class() -> dict[str, int]:
+    """Return how one class was compared with two, see `benchmarks.one_class`."""
+    result = read_json(RESULTS / "one_class.json")
+    return {f"one_class.{name}": result[name] for name in ("tokens", "rounds")}
 
 
 OURS_BY_HAND = ("terra", "series", "record")
