@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass
 from importlib.machinery import SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -61,7 +61,7 @@ EQUIVALENT_ARGUMENTS = ("strict=True", "slots=True")
 """Arguments of `zip` and `dataclass`: one asserts what holds already, the other saves memory."""
 
 MAX_SECONDS = 30
-"""For the tests of one mutant, as measured while their lines were recorded."""
+"""Of processors, for the tests of one mutant, as measured while their lines were recorded."""
 
 SECONDS_OF_WAITING = 600
 """After which a mutant's tests wait for something that does not come."""
@@ -70,7 +70,7 @@ Position = tuple[int, int]
 """A line, and a column."""
 
 Seconds = dict[str, float]
-"""What each test takes, by its name without parameters."""
+"""What each test takes of processors, by its name without parameters."""
 
 
 def main(
@@ -283,17 +283,19 @@ def record_coverage(folder: str, tests: list[str], paths: list[str]) -> None:
     sys.dont_write_bytecode = False  # else each process rewrites the assertions of all tests
     seconds: Seconds = defaultdict(float)
 
-    class Contexts:
-        @pytest.hookimpl(tryfirst=True)
-        def pytest_runtest_setup(self, item: pytest.Item) -> None:
-            coverage.switch_context(remove_parameters(item.nodeid))
-
-        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-            seconds[remove_parameters(report.nodeid)] += report.duration
+    class Recorder:
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool, bool]:
+            name = remove_parameters(item.nodeid)
+            coverage.switch_context(name)
+            start = measure_cpu_seconds()
+            is_handled = yield
+            seconds[name] += measure_cpu_seconds() - start
+            return is_handled
 
     coverage = Coverage(data_file=f"{folder}/lines", include=paths)
     coverage.start()
-    status = pytest.main([*PYTEST, *tests], plugins=[Contexts()])
+    status = pytest.main([*PYTEST, *tests], plugins=[Recorder()])
     coverage.stop()
     coverage.save()
     modules = []
@@ -304,6 +306,15 @@ def record_coverage(folder: str, tests: list[str], paths: list[str]) -> None:
     record = {"seconds": seconds, "modules": modules}
     Path(folder, "record.json").write_text(json.dumps(record))
     os._exit(int(status))
+
+
+def measure_cpu_seconds() -> float:
+    """Return what this process, and those that it has waited for, have taken of the processors.
+
+    It is not the time of a clock, by which a mutant would have fewer tests on a busy machine.
+    """
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def remove_parameters(name: str) -> str:
