@@ -37,6 +37,7 @@ from .placement import (
     ReservedTargets,
 )
 from .placing_errors import PlacingTask, WrongForm
+from .spans import Span, Spans
 
 
 def place(
@@ -181,28 +182,6 @@ def _count_targets(text: str, item_layouts: Sequence[ItemLayout]) -> int:
 
 
 # -- the search for one form -----------------------------------------------------------------------
-
-
-class Span(NamedTuple):
-    """The positions of a prompt that stand for an item, from `start` to before `stop`."""
-
-    start: int
-    stop: int
-
-    @property
-    def is_anchor(self) -> bool:
-        """Whether no position stands for the item: its layout is inserted at `start`."""
-        return self.start == self.stop
-
-    def precedes(self, other: Span) -> bool:
-        """Return whether this span comes first; at one position, an anchor precedes ids."""
-        if self.start == other.start:
-            return self.is_anchor and not other.is_anchor
-        return self.start < other.start
-
-    def overlaps(self, other: Span) -> bool:
-        """Return whether two spans share a position; an anchor shares none."""
-        return max(self.start, other.start) < min(self.stop, other.stop)
 
 
 @dataclass(slots=True)
@@ -350,12 +329,15 @@ class _Search:
         self, modality: str, texts: Sequence[str], matches: Sequence[_Match]
     ) -> _Match | None:
         """Return a match of another modality that has a position of one of the texts."""
-        others = [match for match in matches if match.modality != modality]
-        spans = [match.span for match in others]
+        owners: dict[Span, _Match] = {}
+        for match in matches:
+            if match.modality != modality:
+                owners[match.span] = match
+        spans = Spans(owners)
         for text in texts:
             span = find_overlapped(self._text, text, spans)
             if span is not None:
-                return others[spans.index(span)]
+                return owners[span]
         return None
 
     def _make_inside_other(self, modality: str, index: int, owner: _Match) -> WrongForm:
@@ -527,25 +509,20 @@ class _Search:
         return PlacedPrompt(ids, placements)
 
 
-def find_overlapped(prompt: str, text: str, spans: Sequence[Span]) -> Span | None:
+def find_overlapped(prompt: str, text: str, spans: Spans) -> Span | None:
     """Return the first span that an occurrence of a text overlaps; None where there is none.
-
-    Occurrences and spans are both in the order of the prompt, so one pass over it is enough.
 
     Args:
         prompt: ids as a text.
-        text: what is searched.
-        spans: in prompt order; they share no position.
+        text: what is searched; its occurrences may overlap one another.
+        spans: of the prompt.
     """
     start = prompt.find(text)
-    for span in spans:
-        if start + len(text) <= span.start:
-            # the occurrences from here to the next one end before the span
-            start = prompt.find(text, span.start - len(text) + 1)
-        if start < 0:
-            return None
-        if span.overlaps(Span(start, start + len(text))):
+    while start >= 0:
+        span = spans.find_overlapped(Span(start, start + len(text)))
+        if span is not None:
             return span
+        start = prompt.find(text, start + 1)
     return None
 
 

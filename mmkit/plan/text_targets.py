@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from ..language.layout import Replace, Target, as_text
 from ..language.vocabulary import Vocabulary
 from .placement import LayoutsByModality
+from .spans import Span, Spans
 
 
 class TextTarget(NamedTuple):
@@ -79,13 +79,13 @@ class TextTargets:
         if _has_only_whole_targets(prompt, targets, self._tok):  # nearly always
             return prompt
         pieces = _PromptPieces(prompt, self._tok)
-        whole_targets = Ranges(_find_whole_targets(prompt, targets))
+        whole_targets = Spans(_find_whole_targets(prompt, targets))
         ids_of_text = {target.text: target.ids for target in targets}
         ids: list[int] = []
         end = 0  # in the text, of the target before
         for match in _find_texts(pieces.text, ids_of_text):
             tokens = pieces.find_tokens(match.start(), match.end())
-            if whole_targets.overlap(tokens):
+            if whole_targets.find_overlapped(tokens) is not None:
                 continue
             before = pieces.encode(end, match.start())
             if before is None:
@@ -122,31 +122,6 @@ def spells_target(ids: Sequence[int], target: Target, tok: Vocabulary | None) ->
     return bool(text) and text in tok.decode(list(ids))
 
 
-class Range(NamedTuple):
-    """Positions of a prompt, from `start` to before `stop`."""
-
-    start: int
-    stop: int
-
-
-class Ranges:
-    """Ranges of a prompt that are asked whether one of them overlaps another range.
-
-    Each of the thousands of targets that a prompt may have asks, so that no call reads all of them.
-    """
-
-    def __init__(self, ranges: Iterable[Range]) -> None:
-        in_order = sorted(ranges)
-        self._starts = [place.start for place in in_order]
-        # the largest of the stops of each range and of those before it
-        self._largest_stops = list(accumulate([place.stop for place in in_order], max))
-
-    def overlap(self, place: Range) -> bool:
-        """Return whether one of them has a position of another range."""
-        num_before_stop = bisect_left(self._starts, place.stop)
-        return num_before_stop > 0 and self._largest_stops[num_before_stop - 1] > place.start
-
-
 def _has_only_whole_targets(
     prompt: list[int], targets: Sequence[TextTarget], tok: Vocabulary
 ) -> bool:
@@ -172,17 +147,17 @@ def _find_texts(text: str, target_texts: Iterable[str]) -> list[re.Match[str]]:
     return list(re.finditer("|".join(patterns), text))
 
 
-def _find_whole_targets(prompt: list[int], targets: Sequence[TextTarget]) -> list[Range]:
+def _find_whole_targets(prompt: list[int], targets: Sequence[TextTarget]) -> list[Span]:
     """Return the positions of a prompt at which targets stand with their own ids."""
     prompt_text = as_text(prompt)
-    ranges: list[Range] = []
+    spans: list[Span] = []
     for target in targets:
         start = prompt_text.find(target.ids_as_text)
         while start >= 0:
             stop = start + len(target.ids)
-            ranges.append(Range(start, stop))
+            spans.append(Span(start, stop))
             start = prompt_text.find(target.ids_as_text, stop)
-    return ranges
+    return spans
 
 
 class _PromptPieces:
@@ -205,11 +180,11 @@ class _PromptPieces:
             self._id_offsets.append(self._id_offsets[-1] + num_ids)
         self.text = "".join(texts)
 
-    def find_tokens(self, start: int, stop: int) -> Range:
+    def find_tokens(self, start: int, stop: int) -> Span:
         """Return the positions of the tokens that hold any of ``text[start:stop]``."""
         first_piece = bisect_right(self._text_offsets, start) - 1
         end_piece = bisect_left(self._text_offsets, stop)
-        return Range(self._id_offsets[first_piece], self._id_offsets[end_piece])
+        return Span(self._id_offsets[first_piece], self._id_offsets[end_piece])
 
     def encode(self, start: int, stop: int) -> list[int] | None:
         """Return the ids of ``text[start:stop]``: those of the prompt, as far as they lie inside.

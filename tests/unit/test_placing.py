@@ -14,9 +14,9 @@ from mmkit.language.expr import Scope
 from mmkit.language.layout import nothing
 from mmkit.language.vocabulary import Vocabulary
 from mmkit.plan.placement import NO_TARGETS, ReservedTargets
-from mmkit.plan.placing import Span, find_overlapped, place
+from mmkit.plan.placing import find_overlapped, place
 from mmkit.plan.placing_errors import LeftOver, NotFound
-from mmkit.plan.text_targets import Range, Ranges
+from mmkit.plan.spans import Span, Spans
 from tests.profiles import scaled
 from tests.spaced import make_spaced_tokenizer
 
@@ -409,42 +409,31 @@ def test_the_target_of_an_update_and_its_text_in_a_chat_message(update, target, 
         assert spec.placeholder_text("video", 1) is None
 
 
-# -- searches in one pass, against all pairs --------------------------------------------------------------------------
+# -- spans that overlap, against all pairs -----------------------------------------------------------------------------
 
-LENGTHS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=6)
-"""The gap before each span of a prompt, and its length."""
-
-
-def make_spans(lengths):
-    """Return spans of a prompt in order, which share no position."""
-    spans = []
-    stop = 0
-    for gap, length in lengths:
-        start = stop + gap
-        stop = start + length
-        spans.append(Span(start, stop))
-    return spans
+SPANS = st.lists(st.builds(lambda start, length: Span(start, start + length), st.integers(0, 20), st.integers(0, 6)))
 
 
-@settings(max_examples=scaled(100))
-@given(st.text("ab", max_size=24), st.text("ab", min_size=1, max_size=5), LENGTHS)
-def test_the_first_span_that_a_text_overlaps(prompt, text, lengths):
-    """One pass over a prompt of 10,000 items, of which each has a span."""
-    spans = make_spans(lengths)
-    expected = None
-    for start in range(len(prompt)):
-        if expected is None and prompt.startswith(text, start):
-            occurrence = Span(start, start + len(text))
-            expected = next((span for span in spans if span.overlaps(occurrence)), None)
-    assert find_overlapped(prompt, text, spans) == expected
-
-
-RANGES = st.lists(st.builds(lambda start, length: Range(start, start + length), st.integers(0, 20), st.integers(1, 6)))
+def find_overlapped_naively(spans, other):
+    for span in sorted(spans):
+        if set(range(*span)) & set(range(*other)):
+            return span
+    return None
 
 
 @settings(max_examples=scaled(50))
-@given(RANGES, RANGES)
-def test_whether_ranges_overlap_another_one(ranges, others):
+@given(SPANS, SPANS)
+def test_the_first_span_that_another_one_overlaps(spans, others):
     for other in others:
-        expected = any(other.start < place.stop and place.start < other.stop for place in ranges)
-        assert Ranges(ranges).overlap(other) == expected
+        if not other.is_anchor:
+            assert Spans(spans).find_overlapped(other) == find_overlapped_naively(spans, other)
+
+
+@settings(max_examples=scaled(50))
+@given(st.text("ab", max_size=24), st.text("ab", min_size=1, max_size=5), SPANS)
+def test_the_first_span_that_a_text_overlaps(prompt, text, spans):
+    expected = None
+    for start in range(len(prompt)):
+        if expected is None and prompt.startswith(text, start):
+            expected = find_overlapped_naively(spans, Span(start, start + len(text)))
+    assert find_overlapped(prompt, text, Spans(spans)) == expected
