@@ -30,7 +30,7 @@ def load() -> None:
     Raises:
         MmkitError: one of them cannot be found in this process.
     """
-    for name in _read_names():
+    for name in _parse_names():
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
@@ -44,7 +44,7 @@ def load() -> None:
 
 def announce(module: str) -> None:
     """Let processes that start from now on import a module, which registers a model."""
-    names = _read_names()
+    names = _parse_names()
     if module in names or module in MAIN_MODULES:
         return
     names.append(module)
@@ -127,6 +127,6 @@ def _refuse_second(name: str, module: str, other: str) -> None:
     raise SpecError(f"architecture {name}", expected, f"{module} and {other}", remedy)
 
 
-def _read_names() -> list[str]:
+def _parse_names() -> list[str]:
     """Return the names of the modules that MMKIT_MODULES has."""
     return [name for name in os.environ.get(VARIABLE, "").split(",") if name]

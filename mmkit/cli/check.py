@@ -57,8 +57,8 @@ def check(
     with require_vllm():
         import pytest
 
-        from ..testing.plugin import read_expected
-    read_expected(expected)
+        from ..testing.plugin import load_expected
+    load_expected(expected)
     if samples is not None:
         import_named(samples)
     arguments = ["--mmkit", spec, "--mmkit-model", str(path)]

@@ -127,7 +127,7 @@ class Modality(NamedPart, init=False):
             update = ()
             limit = 1 if limit is None else limit
         elif placeholder is not None or tokens is not None:
-            short_form = _read_short_form(where, layout, placeholder, tokens)
+            short_form = _expand_short_form(where, layout, placeholder, tokens)
             layout = short_form.layout
             update = short_form.update if update is None else update
         if layout is None or update is None:
@@ -444,7 +444,7 @@ def _is_without_positions(layout: Any, update: Any, placeholder: Any, tokens: An
     return is_zero and layout is None and update is None and placeholder is None
 
 
-def _read_short_form(where: str, layout: Any, placeholder: Any, tokens: Any) -> _ShortForm:
+def _expand_short_form(where: str, layout: Any, placeholder: Any, tokens: Any) -> _ShortForm:
     """Return the layout and the update of ``placeholder=..., tokens=...``.
 
     Raises:

@@ -31,7 +31,7 @@ class Laws(pytest.File):
         get_option = self.config.getoption
         try:
             self.subject = self._open_subject()
-            expected = read_expected(get_option("--mmkit-expected"))
+            expected = load_expected(get_option("--mmkit-expected"))
         except MmkitError as error:
             raise self.CollectError(str(error)) from error
         for law in LAWS.values():
@@ -79,7 +79,7 @@ class LawTest(pytest.Item):
         return self.path, 0, self.name  # pytest wants a line of tests that a mark skips
 
 
-def read_expected(file: Path | None) -> dict[str, str]:
+def load_expected(file: Path | None) -> dict[str, str]:
     """Read the known violations from a TOML file, with a reason or a link for each.
 
     A line is, for example, ``independence = "pads to the batch"``.

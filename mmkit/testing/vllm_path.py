@@ -258,12 +258,12 @@ def collect_outcome(result: Any, caches: Caches | None = None) -> Outcome:
         features = caches.send_to_engine(features)
     fields: dict[str, list[dict[str, Any]]] = {}
     for name, of_modality in features.items():
-        fields[name] = [read_fields(name, feature.data) for feature in of_modality]
+        fields[name] = [unpack_fields(name, feature.data) for feature in of_modality]
     ids = list(result.get("encoder_prompt_token_ids", result["prompt_token_ids"]))
     return Outcome(ids, ranges, fields, hashes, features)
 
 
-def read_fields(modality: str, item: Any) -> dict[str, Any]:
+def unpack_fields(modality: str, item: Any) -> dict[str, Any]:
     """Return the values of vLLM's form of an item by field.
 
     Tensors and arrays are copied, since a processor may use their memory again.

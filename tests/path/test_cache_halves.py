@@ -148,7 +148,7 @@ class Halves:
                 return
             fields: dict[str, list[Any]] = {}
             for feature in request.mm_features:
-                item_fields = vllm_path.read_fields(feature.modality, feature.data)
+                item_fields = vllm_path.unpack_fields(feature.modality, feature.data)
                 fields.setdefault(feature.modality, []).append(item_fields)
             assert find_difference(expected.fields, fields) is None
             assert (outcome.ids, outcome.ranges) == (expected.ids, expected.ranges)

@@ -126,7 +126,8 @@ def _check_other_options(case: Case, request: Request, name: str, outcome: Outco
     if not with_options or with_options.hashes[name] != outcome.hashes[name]:
         return
     # options that change nothing of an item need not change its hash
-    if find_difference(_read_first_item(outcome, name), _read_first_item(with_options, name)):
+    with_first = _gather_first_item(with_options, name)
+    if find_difference(_gather_first_item(outcome, name), with_first):
         case.fail(f"kwargs {kwargs!r} have the same hash")
 
 
@@ -151,8 +152,8 @@ def _attempt_value(
     return case.attempt(vllm_path.run, processor, request.prompt, data, kwargs, uuids=uuids)
 
 
-def _read_first_item(outcome: Outcome, name: str) -> list[Any]:
-    """Return what becomes of the first item of a modality: its fields, and its ids and mask."""
+def _gather_first_item(outcome: Outcome, name: str) -> list[Any]:
+    """Return what became of the first item of a modality: its fields, and its ids and mask."""
     layouts = []
     for item_range in outcome.ranges.get(name, [])[:1]:
         ids = outcome.ids[item_range.offset : item_range.end]
