@@ -404,7 +404,7 @@ class Engine:
                     self._forget_cached_items()
                     raise _CacheMiss
                 has_begun = True
-                finish_reasons = {part.finish_reason for part in output.outputs}
+                finish_reasons = {completion.finish_reason for completion in output.outputs}
                 if "abort" in finish_reasons:
                     raise EngineDeadError  # only a server that stops aborts requests
                 if "error" in finish_reasons and sampling.structured_outputs is not None:

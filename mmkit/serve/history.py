@@ -56,9 +56,8 @@ class History(NamedTuple):
         last_drop = len(self.items) if self.keep else 0
         for num_dropped in range(last_drop + 1):
             history = self._drop_items(num_dropped)
-            if num_dropped and history.items and self.keep is not None:
-                if len(history.items) + num_new_items > self.keep:
-                    continue
+            if num_dropped > 0 and history._has_too_many(num_new_items):
+                continue
             try:
                 check(history)
             except InputError as error:
@@ -66,6 +65,15 @@ class History(NamedTuple):
             else:
                 return history
         raise refusal
+
+    def _has_too_many(self, num_new_items: int) -> bool:
+        """Return whether this history, with the items of a message, exceeds what the window keeps.
+
+        The window drops no item of the message, which may have more than `keep` by itself.
+        """
+        if self.keep is None or not self.items:
+            return False
+        return len(self.items) + num_new_items > self.keep
 
     def _drop_items(self, number: int) -> History:
         """Return the history behind the first items.

@@ -297,34 +297,37 @@ class RobotConnection:
         Raises:
             InputError: the observation is refused.
         """
-        times = [perf_counter()]
-
-        def take_time() -> None:
-            times.append(perf_counter())
-
         if message is None:
             raise InputError(MESSAGE, "an observation in MessagePack", "a text")
+        # a request is rendered again if the engine's cache lacks one of its items
+        rendered_at: list[float] = []
+
+        def note_time() -> None:
+            rendered_at.append(perf_counter())
+
+        started_at = perf_counter()
         request = await run_in_thread_if_large(
             len(message), self._make_request, message, most_bytes=MAX_INLINE_BYTES
         )
-        take_time()
-        ids = await self._generate(request, on_rendered=take_time)
-        take_time()
+        unpacked_at = perf_counter()
+        ids = await self._generate(request, on_rendered=note_time)
+        generated_at = perf_counter()
         actions = await self._state.engine.run_on_item_thread(self._policy.decode, ids)
-        take_time()
-        started, unpacked, processed, *_, generated, decoded = times
-        server_seconds = {
-            "infer_ms": decoded - started,
-            "unpack_ms": unpacked - started,
-            "process_ms": processed - unpacked,
-            "decode_ms": decoded - generated,
+        decoded_at = perf_counter()
+        processed_at = rendered_at[0]
+        server_timing = {
+            "infer_ms": 1000 * (decoded_at - started_at),
+            "unpack_ms": 1000 * (unpacked_at - started_at),
+            "process_ms": 1000 * (processed_at - unpacked_at),
+            "decode_ms": 1000 * (decoded_at - generated_at),
         }
         if self._previous_seconds is not None:
-            server_seconds["prev_total_ms"] = self._previous_seconds
+            server_timing["prev_total_ms"] = 1000 * self._previous_seconds
+        policy_timing = {"infer_ms": 1000 * (generated_at - processed_at)}
         return {
             "actions": actions,
-            "policy_timing": _to_milliseconds({"infer_ms": generated - processed}),
-            "server_timing": _to_milliseconds(server_seconds),
+            "policy_timing": policy_timing,
+            "server_timing": server_timing,
         }
 
     def _make_request(self, message: bytes) -> dict[str, Any]:
@@ -337,7 +340,7 @@ class RobotConnection:
 
         Args:
             request: vLLM's prompt.
-            on_rendered: called when the request is processed.
+            on_rendered: called each time that the request is processed.
         """
         self._num_requests += 1
         outputs = self._state.engine.generate(
@@ -353,7 +356,3 @@ class RobotConnection:
             async for _, output in outputs:
                 ids = list(output.outputs[0].token_ids)
         return ids
-
-
-def _to_milliseconds(seconds: Mapping[str, float]) -> dict[str, float]:
-    return {name: 1000 * value for name, value in seconds.items()}

@@ -234,8 +234,10 @@ async def _make_choices(
 ) -> list[protocol.Choice]:
     """Return what is new in each completion of one of vLLM's outputs."""
     choices = []
-    for part in output.outputs:
-        choice = await answer.make_choice(part, output.prompt_token_ids, stream=request.stream)
+    for completion in output.outputs:
+        choice = await answer.make_choice(
+            completion, output.prompt_token_ids, stream=request.stream
+        )
         choices.append(choice)
     return choices
 

@@ -289,11 +289,11 @@ class Answer:
         # of an answer with outputs in a text, by the number of the choice
         self._readers: dict[int, AnswerReader] = {}
 
-    async def make_choice(self, part: Any, prompt: Sequence[int], *, stream: bool) -> Choice:
+    async def make_choice(self, completion: Any, prompt: Sequence[int], *, stream: bool) -> Choice:
         """Return what is new in one of the completions of one of vLLM's outputs.
 
         Args:
-            part: the completion.
+            completion: vLLM's `CompletionOutput`.
             prompt: the ids before it.
             stream: whether the answer comes as it grows.
 
@@ -301,20 +301,20 @@ class Answer:
             InputError: the ids are not the output that the request asks for.
             SpecError: a function of the spec that decodes it fails.
         """
-        self.ids[part.index] += part.token_ids
+        self.ids[completion.index] += completion.token_ids
         produced = None
         parts = None
         if self._output is not None and self._output.after is not None:
-            parts = await self._find_parts(self._output, part, prompt, stream=stream)
-        elif self._output is not None and part.finish_reason in ("stop", "length"):
-            produced = await self._decode_output(self._output, self.ids[part.index])
+            parts = await self._find_parts(self._output, completion, prompt, stream=stream)
+        elif self._output is not None and completion.finish_reason in ("stop", "length"):
+            produced = await self._decode_output(self._output, self.ids[completion.index])
         return Choice(
-            index=part.index,
-            token_ids=list(part.token_ids),
-            text=part.text or None,
-            finish_reason=part.finish_reason,
-            stop_reason=part.stop_reason,
-            logprobs=_convert_logprobs(part.logprobs),
+            index=completion.index,
+            token_ids=list(completion.token_ids),
+            text=completion.text or None,
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+            logprobs=_convert_logprobs(completion.logprobs),
             produced=produced,
             parts=parts,
         )
@@ -334,20 +334,20 @@ class Answer:
         return [self._convert_part(output, part, ids, prompt) for part in parts]
 
     async def _find_parts(
-        self, output: BoundOutput, part: Any, prompt: Sequence[int], *, stream: bool
+        self, output: BoundOutput, completion: Any, prompt: Sequence[int], *, stream: bool
     ) -> list[AnswerPart] | None:
         """Return the parts in the new ids of a completion; of a stream, the outputs alone."""
-        if part.index not in self._readers:
+        if completion.index not in self._readers:
             # of a prompt that is embeddings, vLLM has no ids
-            self._readers[part.index] = AnswerReader(output, prompt or ())
-        reader = self._readers[part.index]
+            self._readers[completion.index] = AnswerReader(output, prompt or ())
+        reader = self._readers[completion.index]
         # in a thread, since decoding an output may take its time
-        new_parts = await asyncio.to_thread(reader.find_parts, part.token_ids)
+        parts = await asyncio.to_thread(reader.find_parts, completion.token_ids)
+        ids = self.ids[completion.index]
         converted = []
-        for new_part in new_parts:
-            if new_part.is_output or not stream:
-                ids = self.ids[part.index]
-                converted.append(self._convert_part(output, new_part, ids, prompt))
+        for part in parts:
+            if part.is_output or not stream:
+                converted.append(self._convert_part(output, part, ids, prompt))
         if stream and not converted:
             return None
         return converted
