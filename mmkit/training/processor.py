@@ -349,16 +349,11 @@ class Processor(SavedProcessor):
             getattr(self.tokenizer, "chat_template", None),
             options.get("tools"),
         )
-        content_format = chat_template_content_format
-        if content_format == "auto":
-            content_format = detect_content_format(template)
-        if content_format not in ("string", "openai"):
-            name = f"{self.spec.name}.chat_template_content_format"
-            raise InputError(name, '"auto", "string" or "openai"', repr(content_format))
+        content_format = self._choose_content_format(chat_template_content_format, template)
         is_single = isinstance(conversation[0], Mapping)
         conversations = [conversation] if is_single else conversation
         texts: list[str] = []
-        requests: list[dict[str, Any]] = []
+        items_of_prompts: list[dict[str, Any]] = []
         for messages in conversations:
             reader = Conversation(
                 self.spec,
@@ -371,16 +366,42 @@ class Processor(SavedProcessor):
                 where, self.tokenizer, template, entries, reader.left_out, options
             )
             texts.append(text)
-            requests.append(reader.gather_data())
+            items_of_prompts.append(reader.gather_data())
         if not tokenize:
             return texts[0] if is_single else texts
         ids = [self.plan.encode(text, add_special_tokens=False) for text in texts]
-        items: dict[str, Any] = {}
-        for request in requests:
-            for name in request:
-                items[name] = [request.get(name) for request in requests]
-        batch = self(input_ids=ids, **call_options, **items)
+        batch = self(input_ids=ids, **call_options, **_list_by_modality(items_of_prompts))
         return batch if return_dict else batch["input_ids"]
+
+    def _choose_content_format(
+        self, argument: ContentFormat | Literal["auto"], template: str
+    ) -> ContentFormat:
+        """Return the form in which a template receives the content of a message.
+
+        Args:
+            argument: `chat_template_content_format` of `apply_chat_template`.
+            template: the chat template.
+
+        Raises:
+            InputError: there is no such form.
+        """
+        if argument == "auto":
+            return detect_content_format(template)
+        if argument not in ("string", "openai"):
+            name = f"{self.spec.name}.chat_template_content_format"
+            raise InputError(name, '"auto", "string" or "openai"', repr(argument))
+        return argument
+
+
+def _list_by_modality(items_of_prompts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return for each modality the items of every prompt: None for a prompt without any."""
+    names: dict[str, None] = {}
+    for items in items_of_prompts:
+        names.update(dict.fromkeys(items))
+    lists: dict[str, Any] = {}
+    for name in names:
+        lists[name] = [items.get(name) for items in items_of_prompts]
+    return lists
 
 
 def _choose_dtype(dtype: torch.dtype | str | None, config: Any) -> torch.dtype | None:

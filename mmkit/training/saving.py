@@ -16,6 +16,7 @@ import json
 import logging
 import shutil
 import sys
+from collections.abc import Iterable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -101,33 +102,46 @@ class SavedProcessor(ProcessorMixin):
         """
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
-        config_code = _find_code(type(self.config).__module__)
-        spec_code = _find_spec_code(self.spec)
-        if self._document is not None:
-            text = json.dumps(self._document, indent=2, ensure_ascii=False)
-            (folder / DOCUMENT_FILE).write_text(text + "\n", encoding="utf-8")
-        else:  # one of an earlier spec would be served
-            (folder / DOCUMENT_FILE).unlink(missing_ok=True)
-        if is_declarative(self._document):
-            spec_code = []
-            (folder / f"processing_{self.spec.name}.py").write_text(_READER, encoding="utf-8")
-        for file in {*config_code, *spec_code}:
-            if file.parent.resolve() != folder.resolve():
-                shutil.copy(file, folder)
-        if not (folder / "config.json").exists():
-            self.config.save_pretrained(folder)
-        if config_code:
-            _name_config_code(folder, f"{config_code[0].stem}.{type(self.config).__name__}")
+        self._save_document(folder)
+        self._save_config(folder)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
         hf_processor = self._find_hf_processor()
         if hf_processor is not None:
             hf_processor.save_pretrained(folder / HF_PROCESSOR)
-        variable = find_variable(self.spec)
-        if spec_code and variable:
-            code = write_source(self.spec, f".{spec_code[0].stem}.{variable.name}", "training")
-            (folder / f"processing_{self.spec.name}.py").write_text(code, encoding="utf-8")
+        self._save_class(folder)
         return super().save_pretrained(save_directory, *options, **more)
+
+    def _save_document(self, folder: Path) -> None:
+        """Write the document of the spec; without one, remove that of an earlier spec."""
+        file = folder / DOCUMENT_FILE
+        if self._document is None:
+            file.unlink(missing_ok=True)  # it would be served
+        else:
+            text = json.dumps(self._document, indent=2, ensure_ascii=False)
+            file.write_text(text + "\n", encoding="utf-8")
+
+    def _save_config(self, folder: Path) -> None:
+        """Write the config where there is none, and the code of its class."""
+        code = _find_code(type(self.config).__module__)
+        _copy_files(code, folder)
+        if not (folder / "config.json").exists():
+            self.config.save_pretrained(folder)
+        if code:
+            _name_config_code(folder, f"{code[0].stem}.{type(self.config).__name__}")
+
+    def _save_class(self, folder: Path) -> None:
+        """Write the class of the processor, and the code of a spec that has functions."""
+        file = folder / f"processing_{self.spec.name}.py"
+        if is_declarative(self._document):
+            file.write_text(_READER, encoding="utf-8")
+            return
+        code = _find_spec_code(self.spec)
+        _copy_files(code, folder)
+        variable = find_variable(self.spec)
+        if code and variable:
+            source = write_source(self.spec, f".{code[0].stem}.{variable.name}", "training")
+            file.write_text(source, encoding="utf-8")
 
     @override
     @classmethod
@@ -251,6 +265,13 @@ def has_tokenizer(name: Any, **options: Any) -> bool:
     """
     options["_raise_exceptions_for_missing_entries"] = False
     return any(cached_file(str(name), file, **options) for file in TOKENIZER_FILES)
+
+
+def _copy_files(files: Iterable[Path], folder: Path) -> None:
+    """Copy files into a folder, but for those that lie there already."""
+    for file in files:
+        if file.parent.resolve() != folder.resolve():
+            shutil.copy(file, folder)
 
 
 def _name_config_code(folder: Path, name: str) -> None:
