@@ -210,28 +210,29 @@ class Messages:
 
     def _convert_part(self, part: dict[str, Json], where: str) -> dict[str, Json] | None:
         """Return the reference to the item of a part; None for a part that vLLM reads itself."""
-        name = part.get("type")
+        part_type = part.get("type")
         url = _get_url(part)
         uuid = part.get("uuid")
-        if not isinstance(name, str):
-            name = ""  # vLLM refuses it, or finds the type by the fields
+        if not isinstance(part_type, str):
+            part_type = ""  # vLLM refuses it, or finds the type by the fields
         if url.startswith(ITEM_URL):
             modality, raw = parse_item_url(
                 url, self._state.message_modalities, where, self._state.limits
             )
             return self._move_item(modality, raw, uuid, where)
-        is_picture_of_anthropic = self._format is ANTHROPIC and name == "image" and "source" in part
-        if name in self._state.message_modalities and not is_picture_of_anthropic:
-            if name not in part:
-                raise InputError(where, f'a field "{name}" with the item', "none")
-            raw = Raw(msgspec.json.encode(part[name]))
-            return self._move_item(name, raw, uuid, f"{where}.{name}")
-        if self._format is CHAT and name:
-            check_type(self._state.plan.spec, name, where)
-        if name in _VLLM_TYPES:
-            self._item_paths[-1][_VLLM_TYPES[name]].append(where)
-            if _VLLM_TYPES[name] == "image":
-                self._count_pixels(part, url, where)
+        is_anthropic_image = self._format is ANTHROPIC and part_type == "image" and "source" in part
+        if part_type in self._state.message_modalities and not is_anthropic_image:
+            if part_type not in part:
+                raise InputError(where, f'a field "{part_type}" with the item', "none")
+            raw = Raw(msgspec.json.encode(part[part_type]))
+            return self._move_item(part_type, raw, uuid, f"{where}.{part_type}")
+        if self._format is CHAT and part_type:
+            check_type(self._state.plan.spec, part_type, where)
+        kind = _VLLM_TYPES.get(part_type)
+        if kind is not None:
+            self._item_paths[-1][kind].append(where)
+        if kind == "image":
+            self._count_pixels(part, url, where)
         return None
 
     def _count_pixels(self, part: dict[str, Json], url: str, where: str) -> None:
@@ -251,30 +252,30 @@ class Messages:
         if self._pixels > self._state.limits.pixels:
             raise self._state.limits.make_error(where, "pixels", "pixels in one request")
 
-    def _move_item(self, name: str, raw: Raw, uuid: Json, where: str) -> dict[str, Json]:
+    def _move_item(self, modality: str, raw: Raw, uuid: Json, where: str) -> dict[str, Json]:
         """Decode one more item, and return the part that refers to it.
 
         Args:
-            name: of the modality.
+            modality: its name.
             raw: the JSON of the item.
             uuid: its name in the caches; None without one.
             where: its path in errors.
         """
         if starts_with(raw, b"n") and uuid is None:  # null
             raise InputError(where, "an item, or a uuid that names one", "null")
-        modality = self._state.plan.modalities[name]
-        self._counts[name] += 1
+        bound = self._state.plan.modalities[modality]
+        self._counts[modality] += 1
         try:
-            most_items = self._state.engine.most_items.get(name)
-            modality.parser.check_count(self._counts[name], most_items)
+            most_items = self._state.engine.most_items.get(modality)
+            bound.parser.check_count(self._counts[modality], most_items)
         except InputError as error:
             raise relocate(error, where) from None
-        value = self._decoder.decode_item(raw, where, modality.item, list_embeds_fields(modality))
+        value = self._decoder.decode_item(raw, where, bound.item, list_embeds_fields(bound))
         url = f"mmkit-item:{uuid4().hex}"
         if uuid is not None:
             uuid = str(uuid)
-        self.moved_items.append(MovedItem(url, name, value, uuid, where))
-        self._item_paths[-1][name].append(where)
+        self.moved_items.append(MovedItem(url, modality, value, uuid, where))
+        self._item_paths[-1][modality].append(where)
         return self._format.picture(url)
 
 
