@@ -78,7 +78,7 @@ def check_laws(base: str, laws: list[str], not_applicable: set[str]) -> None:
     subject = BASES[base]()
     for name in laws:
         try:
-            check_law(name, subject, examples=scaled(15))
+            check_law(name, subject, examples=scaled(8))
         except NotApplicable:
             assert name in not_applicable
 

@@ -41,8 +41,8 @@ def make_class(base: type, spec: ModelSpec) -> type:
     return type(base.__name__, (base,), {"spec": spec})
 
 
-FEW = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=scaled(40))
-MANY = settings(FEW, max_examples=scaled(60))
+FEW = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=scaled(25))
+MANY = settings(FEW, max_examples=scaled(40))
 
 
 def check_random_specs(law: str, profile: settings) -> None:
