@@ -141,6 +141,8 @@ class _ObservationReader:
             entries = {name.decode(errors="replace"): value for name, value in decoded.items()}
         else:
             entries = _decode(_decode_map, raw, where)
+        if len(entries) < num_entries:
+            raise InputError(where, "each key once", "one several times")
         if "__ndarray__" in entries:
             self._add(key, self._parse_array(entries, where))
         elif _SCALAR_MARK in entries and "data" in entries:
@@ -189,7 +191,7 @@ class _ObservationReader:
             raise InputError(where, expected, "other keys")
         dtype = _parse_dtype(memoryview(entries["dtype"]), where)
         shape = self._parse_shape(memoryview(entries["shape"]), where)
-        data = _decode(_decode_bytes, memoryview(entries["data"]), where)
+        data = _decode(_decode_bytes, memoryview(entries["data"]), f"{where}, data")
         num_bytes = math.prod(shape) * dtype.itemsize
         if len(data) != num_bytes:
             expected = f"{num_bytes} bytes for shape {shape} of {dtype.name}"
@@ -204,7 +206,7 @@ class _ObservationReader:
         expected = f"a shape of at most {MAX_DIMENSIONS} sizes >= 0"
         if len(raw) > 9 * MAX_DIMENSIONS + 1:  # a number has at most nine bytes
             raise InputError(where, expected, "a longer one")
-        shape = _decode(_decode_shape, raw, where)
+        shape = _decode(_decode_shape, raw, f"{where}, shape")
         if len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0:
             raise InputError(where, expected, str(shape))
         # a size of 0 hides others that no array can have
@@ -219,7 +221,7 @@ def _parse_dtype(raw: memoryview, where: str) -> np.dtype[Any]:
     expected = f"a dtype among {', '.join(sorted(_DTYPES))}"
     if len(raw) > MAX_TEXT_BYTES:
         raise InputError(where, expected, "a longer one")
-    name = _decode(_decode_text, raw, where)
+    name = _decode(_decode_text, raw, f"{where}, dtype")
     if name not in _DTYPES:
         raise InputError(where, expected, quote(name))
     return _DTYPES[name]

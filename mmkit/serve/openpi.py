@@ -69,7 +69,7 @@ class OpenpiMiddleware:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         root_path = scope.get("root_path", "")
         path = scope.get("path", "").removeprefix(root_path)
-        if scope["type"] == "websocket" and path in ("", "/", OPENPI_ROUTE):
+        if scope["type"] == "websocket" and path.rstrip("/") in ("", OPENPI_ROUTE):
             headers = [_translate_key(name, value) for name, value in scope["headers"]]
             scope = {**scope, "headers": headers}
             _set_path(scope, root_path + OPENPI_ROUTE)
