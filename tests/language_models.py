@@ -32,9 +32,8 @@ def train_language_model(
         max_position_embeddings=512,
         initializer_range=0.1,
         bos_token_id=None,
-        eos_token_id=2,
         dtype="float32",
-        **options,
+        **({"eos_token_id": 2} | options),
     )
     model = AutoModelForCausalLM.from_config(config)
 
