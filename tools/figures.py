@@ -27,6 +27,7 @@ PAGES = [
     ROOT / "docs" / "deployment-scale.md",
     ROOT / "docs" / "evidence.md",
     ROOT / "docs" / "index.md",
+    ROOT / "docs" / "operate.md",
     ROOT / "docs" / "status.md",
     ROOT / "docs" / "vowels.md",
     DATA / "gallery.md",
@@ -239,6 +240,9 @@ def read_costs() -> dict[str, str]:
         row = next(row for row in rows if row["clients"] == clients)
         figures[f"cost.{name}"] = f"{row['ratio']:.2f}"
     figures["cost.clients"] = f"{clients}"
+    for row in read_json(RESULTS / "serve_load.json")["rows"]:
+        microseconds = row["door"]["server_cpu_ms"] * 1000 / TOKENS_OF_AN_ANSWER
+        figures[f"cost.server.{row['clients']}"] = f"{microseconds:.0f} µs"
     for row in read_json(RESULTS / "render.json")["rows"]:
         if row["what"] not in ("hand_written", "generated"):
             figures[f"cost.render.{row['model']}"] = f"{row['ratio']:.2f}"
@@ -250,6 +254,9 @@ def read_one_class() -> dict[str, int]:
     result = read_json(RESULTS / "one_class.json")
     return {f"one_class.{name}": result[name] for name in ("tokens", "rounds")}
 
+
+TOKENS_OF_AN_ANSWER = 64
+"""The tokens that each request of benchmarks/serve_load.py generates."""
 
 OURS_BY_HAND = ("terra", "series", "record")
 """Systems of the benchmark whose other side is benchmarks/hand_written.py."""
