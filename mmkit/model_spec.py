@@ -227,21 +227,8 @@ class ModelSpec(Declaration, init=False):
                 )
 
             return decorate
-        from .model.mixin import MultiModalModel
-        from .model.mrope import supply_positions
-        from .model.registration import check_class
-        from .vllm_api.models import register
+        from .model.registration import register_class
 
-        check_class(self, model)
-        supply_positions(self, model)
-        generated: Any = self.classes
-        generated.processor.sends_row_counts = issubclass(model, MultiModalModel)
-        register(
-            model,
-            info=info or generated.info,
-            dummy_inputs=dummy_inputs or generated.dummy_inputs,
-            processor=processor or generated.processor,
-        )
+        register_class(self, model, info=info, dummy_inputs=dummy_inputs, processor=processor)
         announce(find_calling_module())
-        model.mm_spec = self  # type: ignore[attr-defined]
         return model

@@ -144,7 +144,8 @@ def _describe_missing_class(
         remedy = "Run it by --trust-remote-code."
         return Finding("model", f"{name} is code of the folder, which was not run.", remedy)
     if is_code_of_folder:
-        return Finding("model", f"{name} of the folder has no mm_spec.", HOW_TO)
+        text = f"{name} of the folder has no mm_spec, or no {DOCUMENT_FILE} and embed_<modality>."
+        return Finding("model", text, HOW_TO)
     if hasattr(transformers, name):
         return Finding("model", f"transformers has {name}, and vLLM lacks it.", HOW_TO)
     text = f"Neither vLLM, transformers nor an installed plugin has {name}."

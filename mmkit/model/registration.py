@@ -1,15 +1,53 @@
-"""What a model class must have when it is registered for a spec."""
+"""Registration of a model class with vLLM, for a spec."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import SpecError
+from ..generate import generate_classes
 from ..language.names import FORWARD_ARGUMENTS
 from ..language.spec import Declaration
 from ..plan.model_methods import check_method
+from ..vllm_api.models import register
 from .mixin import MultiModalModel
+from .mrope import supply_positions
 
 _MIXIN_METHODS = {"__init__", "embed_multimodal", "embed_input_ids", "compute_logits"}
 """The methods by which the mixin keeps a spec; no base before the mixin may hide them."""
+
+
+def register_class(
+    spec: Declaration,
+    model: Any,
+    *,
+    info: type | None = None,
+    dummy_inputs: type | None = None,
+    processor: type | None = None,
+) -> None:
+    """Register a model class with vLLM, in this process.
+
+    Args:
+        spec: the declaration.
+        model: the class.
+        info: a subclass of the generated class, registered in its place.
+        dummy_inputs: likewise.
+        processor: likewise.
+
+    Raises:
+        SpecError: as for `check_class`.
+    """
+    check_class(spec, model)
+    supply_positions(spec, model)
+    generated_info, generated_dummy_inputs, generated_processor = generate_classes(spec, "vllm_api")
+    generated_processor.sends_row_counts = issubclass(model, MultiModalModel)  # type: ignore[attr-defined]
+    register(
+        model,
+        info=info or generated_info,
+        dummy_inputs=dummy_inputs or generated_dummy_inputs,
+        processor=processor or generated_processor,
+    )
+    model.mm_spec = spec
 
 
 def check_class(spec: Declaration, model: type) -> None:

@@ -1,8 +1,9 @@
-"""Checkpoint folders that bring the class of their model as code, with its spec.
+"""Checkpoint folders that bring the class of their model as code.
 
 The config of such a folder names the class in its ``auto_map``. Where vLLM may run that code
-(``--trust-remote-code``) and the class has `mm_spec`, vLLM serves the class as
-`mmkit.serve_transformers` does, and no package has to be installed. vLLM has no hook for it: it
+(``--trust-remote-code``) and there is a spec, vLLM serves the class as `mmkit.serve_transformers`
+does, and no package has to be installed. The spec is the class's `mm_spec` or, for a class without
+one, the document ``mmkit.json`` beside it. vLLM has no hook for it: it
 looks for a class by the name of the architecture, and for code of a folder only by itself. So the
 two functions that look are replaced. Other classes are found as before.
 
@@ -14,10 +15,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import cache, wraps
+from pathlib import Path
 from typing import Any
 
+from ..errors import SpecError
 from ..generate import name_model_module
-from ..language.spec import Declaration
+from ..language.spec import DOCUMENT_FILE, Declaration
 from ..plugin import claim_architecture, find_registered_module, is_of_folder
 
 _METHODS = ("inspect_model_cls", "resolve_model_cls")
@@ -62,7 +65,7 @@ def register_class_of_folder(
         code_revision: of the code, if it lies in another repository.
 
     Raises:
-        SpecError: vLLM cannot serve a class with this spec.
+        SpecError: vLLM cannot serve a class with this spec, or the document is malformed.
     """
     architectures = getattr(config, "architectures", None) or []
     references = getattr(config, "auto_map", None) or {}
@@ -71,9 +74,10 @@ def register_class_of_folder(
         if not key.startswith("AutoModel") or name not in architectures:
             continue
         model = _load_class(reference, folder, code_revision)
+        take_spec_of_document(model, folder)
         module = name_model_module(model.__module__, name)
         registered = find_registered_module(registry.models.get(name))
-        if registered == module or not isinstance(getattr(model, "mm_spec", None), Declaration):
+        if registered == module or not _has_spec(model):
             return
         if registered is not None and not _is_replaceable(registered):
             return
@@ -81,6 +85,45 @@ def register_class_of_folder(
         registry.register_model(name, getattr(importlib.import_module(module), name))
         claim_architecture(name, module, None)
         return
+
+
+def _has_spec(model: Any) -> bool:
+    return isinstance(getattr(model, "mm_spec", None), Declaration)
+
+
+_documents: dict[Any, bytes] = {}
+"""The documents from which classes have their spec."""
+
+
+def take_spec_of_document(model: Any, folder: str) -> None:
+    """Give a class without a spec that of the document in its folder, if there is one.
+
+    A class that lacks an ``embed_<modality>`` stays as it is: the document is for vLLM's class.
+
+    Args:
+        model: the class of transformers.
+        folder: of the model.
+
+    Raises:
+        SpecError: the document is malformed. Or folders of the same code have other documents:
+            transformers makes one class of the code in a process.
+    """
+    file = Path(folder, DOCUMENT_FILE)
+    document = file.read_bytes() if file.is_file() else b""
+    if _documents.get(model, document) != document:
+        expected = f"the document from which {model.__name__} has its spec"
+        remedy = "Serve folders of the same code, with other documents, by other processes."
+        raise SpecError(str(file), expected, "another one", remedy)
+    if not document or _has_spec(model):
+        return
+    from ..document import from_document  # imports pydantic
+
+    spec = from_document(document, Declaration, import_functions=True, where=str(file))
+    for modality in spec.modalities:
+        if not modality.is_ids_only and not hasattr(model, f"embed_{modality.name}"):
+            return
+    model.mm_spec = spec
+    _documents[model] = document
 
 
 def _is_replaceable(module: str) -> bool:

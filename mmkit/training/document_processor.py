@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Self
 
 from transformers import AutoProcessor, PretrainedConfig
-from transformers.utils import cached_file
 from typing_extensions import override
 
-from ..errors import InputError
-from ..language.spec import DOCUMENT_FILE, Declaration
+from ..language.spec import Declaration
 from .processor import Processor
-from .saving import DOCUMENT_PROCESSOR, select_file_options
+from .saving import DOCUMENT_PROCESSOR, load_document, select_file_options
 
 
 class DocumentProcessor(Processor):
@@ -45,21 +42,9 @@ class DocumentProcessor(Processor):
             SpecError: the document is malformed, or names functions.
             InputError: there is none.
         """
-        spec = _load_document(pretrained_model_name_or_path, select_file_options(options))
+        spec = load_document(pretrained_model_name_or_path, select_file_options(options))
         arguments = cls.load_arguments(pretrained_model_name_or_path, **options)
         return cls(spec=spec, **arguments)
-
-
-def _load_document(name: Any, file_options: dict[str, Any]) -> Declaration:
-    """Return the spec of a checkpoint's document."""
-    from ..document import from_document  # imports pydantic
-
-    file = cached_file(
-        str(name), DOCUMENT_FILE, _raise_exceptions_for_missing_entries=False, **file_options
-    )
-    if file is None:
-        raise InputError(str(name), f"a checkpoint with {DOCUMENT_FILE}", "one without it")
-    return from_document(Path(file).read_bytes(), Declaration, where=f"{name}, {DOCUMENT_FILE}")
 
 
 class _DocumentConfig(PretrainedConfig):

@@ -13,6 +13,7 @@ from ..errors import InputError, MmkitError
 from ..language.spec import Declaration
 from ..plan.encoder_rows import split_encoder_rows
 from .batch import number_modalities
+from .saving import load_document, select_file_options
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ class MultiModalMixin:
     """Mixin for a causal language model of transformers, for training.
 
     It is the counterpart of `mmkit.MultiModalModel`. Put it first among the bases, and set
-    `mm_spec`.
+    `mm_spec`; or leave that out, and `from_pretrained` reads the ``mmkit.json`` of the checkpoint.
 
     For each modality the class defines ``embed_<modality>(self, **fields)``, the same method as in
     the class for vLLM: it receives the fields of a `Processor` and returns one (rows, hidden_size)
@@ -68,13 +69,21 @@ class MultiModalMixin:
         A warning names weights of the language model that the checkpoint lacks: they stay random.
         Those of a new encoder are not among them.
 
+        A model of a class without `mm_spec` gets that of the checkpoint's ``mmkit.json``.
+
         Args:
             names: of the checkpoint, and further arguments of transformers.
             output_loading_info: whether to return what transformers says about the weights, too.
             options: of transformers.
+
+        Raises:
+            InputError: neither the class nor the checkpoint has a spec.
+            SpecError: the document is malformed, or names functions.
         """
         load: Any = super().from_pretrained  # type: ignore[misc]
         model, info = load(*names, output_loading_info=True, **options)
+        if not hasattr(cls, "mm_spec"):
+            model.mm_spec = load_document(names[0], select_file_options(options))
         missing = _find_missing_language_weights(model, info["missing_keys"])
         if missing:
             shown = ", ".join(missing[:MAX_NAMES_SHOWN])
@@ -83,7 +92,7 @@ class MultiModalMixin:
                 "got none for %d, which stay random: %s. If the checkpoint has them under other "
                 "names, pass key_mapping."
             )
-            logger.warning(text, cls.mm_spec.name, cls.__name__, names[0], len(missing), shown)
+            logger.warning(text, model.mm_spec.name, cls.__name__, names[0], len(missing), shown)
         if output_loading_info:
             return model, info
         return model

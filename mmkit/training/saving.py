@@ -27,7 +27,7 @@ from transformers.processing_utils import ProcessorMixin
 from transformers.utils import cached_file
 from typing_extensions import override
 
-from ..errors import SpecError
+from ..errors import InputError, SpecError
 from ..generate import find_variable, write_source
 from ..language.items.base import dtype_name
 from ..language.spec import DOCUMENT_FILE, Declaration
@@ -235,6 +235,27 @@ class {DOCUMENT_PROCESSOR}(Processor):
     """The processor of this checkpoint."""
 '''
 """The source of a class that transformers loads from a folder with a document."""
+
+
+def load_document(name: Any, file_options: dict[str, Any]) -> Declaration:
+    """Return the spec of a checkpoint's document.
+
+    Args:
+        name: a folder, or a name on the hub.
+        file_options: as `select_file_options` returns them.
+
+    Raises:
+        SpecError: the document is malformed, or names functions.
+        InputError: there is none.
+    """
+    from ..document import from_document  # imports pydantic
+
+    file = cached_file(
+        str(name), DOCUMENT_FILE, _raise_exceptions_for_missing_entries=False, **file_options
+    )
+    if file is None:
+        raise InputError(str(name), f"a checkpoint with {DOCUMENT_FILE}", "one without it")
+    return from_document(Path(file).read_bytes(), Declaration, where=f"{name}, {DOCUMENT_FILE}")
 
 
 def write_document(spec: Declaration) -> dict[str, Any] | None:

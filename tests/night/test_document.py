@@ -91,23 +91,19 @@ def answer(folder: Path, requests_file: Path) -> Any:
 
 CODE = """
 import torch
-from mmkit import ModelSpec
 from mmkit.training import MultiModalMixin
 from transformers import LlavaForConditionalGeneration
 
 
 class FolderLlavaForConditionalGeneration(MultiModalMixin, LlavaForConditionalGeneration):
-    mm_spec = ModelSpec.from_document(DOCUMENT)
-
     def embed_image(self, pixel_values: torch.Tensor) -> list[torch.Tensor]:
         return list(self.model.get_image_features(pixel_values=pixel_values).pooler_output)
 """
 
 
 def write_class(folder: Path) -> None:
-    """Write the class of transformers that runs a checkpoint into its folder, with the document as its spec."""
-    document = (folder / "mmkit.json").read_text()
-    (folder / "modeling_folder.py").write_text(CODE.replace("DOCUMENT", repr(document)))
+    """Write the class of transformers that runs a checkpoint into its folder. It states no spec: the document does."""
+    (folder / "modeling_folder.py").write_text(CODE)
     config = json.loads((folder / "config.json").read_text())
     name = "FolderLlavaForConditionalGeneration"
     config |= {"architectures": [name], "auto_map": {"AutoModelForImageTextToText": f"modeling_folder.{name}"}}

@@ -9,8 +9,9 @@ import pytest
 import torch
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from mmkit import ModelSpec
+from mmkit import ModelSpec, SpecError
 from mmkit.model.plugin import load
+from mmkit.model.remote_code import take_spec_of_document
 from mmkit.testing import ImageSample, of_spec, vllm_path
 from mmkit.testing.differences import find_difference
 from mmkit.testing.processors import load_model_config
@@ -70,3 +71,20 @@ def test_a_malformed_document_is_refused_and_no_text_is_served(folder: Path) -> 
     (folder / "mmkit.json").write_text("{}")
     with refuses(RuntimeError, f"{folder}/mmkit.json, mmkit: expected a value, got none."):
         make_processor(folder)
+
+
+def test_a_class_that_the_folder_brings_has_the_spec_of_the_document(folder: Path) -> None:
+    class Complete:
+        def embed_image(self, pixel_values: torch.Tensor) -> torch.Tensor: ...
+
+    class Incomplete:
+        """The document is for vLLM's class."""
+
+    for model in (Complete, Complete, Incomplete):
+        take_spec_of_document(model, str(folder))
+    assert Complete.mm_spec["image"] == SPEC["image"]  # type: ignore[attr-defined]
+    assert not hasattr(Incomplete, "mm_spec")
+    (folder / "mmkit.json").write_text(json.dumps(ModelSpec("other", SPEC["image"]).to_document()))
+    sentence = f"{folder}/mmkit.json: expected the document from which Complete has its spec, got another one. Serve …"
+    with refuses(SpecError, sentence):
+        take_spec_of_document(Complete, str(folder))

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoProcessor,
+    AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
     LlavaForConditionalGeneration,
@@ -25,7 +26,9 @@ from transformers import (
 
 from examples.llava_like.checkpoint import make_checkpoint
 from examples.llava_like.spec import LLAVA_LIKE
+from examples.series import CHECKPOINT
 from examples.series.configuration import WavesConfig
+from examples.series.encoder import PatchEncoder
 from examples.series.reference import WavesForCausalLM
 from examples.series.spec import WAVES
 from examples.series.untrained import make_model
@@ -40,6 +43,7 @@ from mmkit import (
     between,
     embed,
     flat,
+    identity,
     insert,
     item,
     replace,
@@ -607,6 +611,30 @@ def test_weights_of_the_language_model_that_a_checkpoint_lacks(tmp_path, caplog)
         f"mmkit: waves, WavesForCausalLM.from_pretrained({folder!r}): expected all weights of the language model, got "
         "none for 1, which stay random: lm_head.weight. If the checkpoint has them under other names, pass key_mapping."
     )
+
+
+def test_a_class_without_a_spec_has_that_of_the_checkpoint(tmp_path):
+    class OfDocument(MultiModalMixin, LlamaForCausalLM):
+        config_class = WavesConfig
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.encoder = PatchEncoder(config)
+
+        def embed_series(self, series):
+            return [self.encoder(item) for item in series]
+
+    model = make_model(0, 23)
+    model.save_pretrained(tmp_path)
+    spec = ModelSpec("plain", WAVES["series"].model_copy(update={"process": identity()}))
+    processor = spec.hf_processor(model.config, AutoTokenizer.from_pretrained(CHECKPOINT))
+    processor.save_pretrained(tmp_path)
+    batch = processor("<series> is a", series=[torch.randn(9, 1)])
+    again = OfDocument.from_pretrained(tmp_path)
+    assert torch.equal(again(**batch).logits, model(**batch).logits)
+    (tmp_path / "mmkit.json").unlink()
+    with refuses(InputError, f"{tmp_path}: expected a checkpoint with mmkit.json, got one without it."):
+        OfDocument.from_pretrained(tmp_path)
 
 
 def test_published_names_of_weights_load_into_a_subclass_of_another_name(tmp_path):
