@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import MmkitError, SpecError
 from ..language.spec import DOCUMENT_FILE
+from ..model_spec import ModelSpec
 from ..plugin import find_claim, find_registered_module
 from .common import (
     Finding,
@@ -176,7 +177,7 @@ def _find_spec(path: Path, model_class: Any, trusts: bool, findings: list[Findin
     document = path / DOCUMENT_FILE
     spec = getattr(model_class, "mm_spec", None)
     source = "the class"
-    if spec is None and document.is_file():
+    if not isinstance(spec, ModelSpec) and document.is_file():
         source = DOCUMENT_FILE
         try:
             spec = load_spec(str(document), import_functions=trusts)
