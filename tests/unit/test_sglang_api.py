@@ -27,6 +27,7 @@ from mmkit import (
     batched,
     embed,
 )
+from mmkit.plan.outline import ItemHasher
 from mmkit.plan.plan import Plan
 from mmkit.sglang_api import make_item_url
 from mmkit.sglang_api.fields import choose_feature, hash_fields
@@ -119,6 +120,14 @@ def test_fields_are_told_apart_by_all_that_they_are(near: Any, far: Any, other_n
     equal = describe(near) == describe(other_near) and describe(far) == describe(other_far)
     digests = [hash_fields(CLOUD, {"near": a, "far": b}) for a, b in ((near, far), (other_near, other_far))]
     assert (digests[0] == digests[1]) == equal
+
+
+def test_keys_are_of_processed_fields_and_not_those_of_an_outline(plan: Plan):
+    steps = torch.ones(3, 1)
+    (key,) = plan.outline("<series> is a", {"series": [steps]}, hasher=ItemHasher("sha256", "waves")).hashes["series"]
+    (item,) = items = plan.parse_items({"series": [steps]})
+    plan.process_items(items)
+    assert hash_fields(plan.modalities["series"], item.fields).hex() != key
 
 
 def test_items_that_are_never_kept_are_each_their_own():
