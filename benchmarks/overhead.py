@@ -208,13 +208,13 @@ def make_sides_by_hand(name: str) -> tuple[dict[str, Side], list[Request]]:
     Raises:
         RuntimeError: the classes differ in a result.
     """
-    from mmkit.testing import processors
+    from mmkit.vllm_api import checkpoint_processors
 
     kind = KINDS[name]
-    config = processors.load_config_for_spec(kind.folder)
+    config = checkpoint_processors.load_config_for_spec(kind.folder)
     sides = {
-        "generated": Side(processors.make_processor(kind.spec.classes, config)),
-        "hand_written": Side(processors.make_processor(kind.make_classes(), config)),
+        "generated": Side(checkpoint_processors.make_processor(kind.spec.classes, config)),
+        "hand_written": Side(checkpoint_processors.make_processor(kind.make_classes(), config)),
     }
     requests: list[Request] = [(ids, {kind.name: items}, {}) for ids, items in kind.requests]
     for request in requests:
@@ -303,11 +303,11 @@ def start_engine(processor: Any) -> None:
     It makes the processor, which binds a spec, asks for the most tokens of an item, and has the
     dummy request processed.
     """
-    from mmkit.testing import processors
+    from mmkit.vllm_api import checkpoint_processors
 
     classes = Classes(type(processor.info), type(processor.dummy_inputs), type(processor))
     config = copy(processor.info.ctx.model_config)  # nothing is cached for the copy
-    fresh = processors.make_processor(classes, config)
+    fresh = checkpoint_processors.make_processor(classes, config)
     counts = {}
     for name, limit in fresh.info.allowed_mm_limits.items():
         if limit is None or limit:

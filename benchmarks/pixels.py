@@ -259,7 +259,7 @@ def make_processor(
     from vllm import ModelRegistry
     from vllm.multimodal import MULTIMODAL_REGISTRY
 
-    from mmkit.testing.processors import StandIn, load_model_config
+    from mmkit.vllm_api.checkpoint_processors import StandIn, load_model_config
 
     members = {"__module__": __name__, "supports_mm_device_do_normalize": normalizes}
     model = type(architecture, (StandIn,), members)

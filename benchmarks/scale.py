@@ -147,17 +147,17 @@ class System:
     """
 
     def __init__(self, name: str, most: int) -> None:
-        from mmkit.testing import processors
+        from mmkit.vllm_api import checkpoint_processors
 
         from .hand_written import KINDS
 
         kind = KINDS[name]
         # without a limit that is stated, vLLM takes 999
-        config = processors.load_config_for_spec(
+        config = checkpoint_processors.load_config_for_spec(
             kind.folder, limit_mm_per_prompt={kind.name: max(most, 1)}, mm_processor_cache_gb=4
         )
-        self._generated = processors.make_processor(kind.spec.classes, config)
-        self._hand_written = processors.make_processor(kind.make_classes(), config)
+        self._generated = checkpoint_processors.make_processor(kind.spec.classes, config)
+        self._hand_written = checkpoint_processors.make_processor(kind.make_classes(), config)
         self._plan = self._generated.plan
         self._modality = kind.name
 

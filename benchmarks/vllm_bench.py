@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 from mmkit.errors import MmkitError
 from mmkit.serve.client import build_request
 from mmkit.serve.protocol import GenerateRequest, Generation
-from mmkit.testing import Request, Subject, of_spec, processors
+from mmkit.testing import Request, Subject, of_spec
+from mmkit.vllm_api import checkpoint_processors
 
 _OUTPUT_LENGTH = 16
 """Tokens that are generated for a request, unless ``--output-len`` says otherwise."""
@@ -53,8 +54,8 @@ def get_samples(args: Any, tokenizer: Any = None) -> list[Any]:
     """Return drawn requests in place of vLLM's data set, for its parsed command line."""
     from vllm.benchmarks.datasets import SampleRequest
 
-    config = processors.load_model_config(args.model)
-    spec = processors.make_registered_processor(config).spec
+    config = checkpoint_processors.load_model_config(args.model)
+    spec = checkpoint_processors.make_registered_processor(config).spec
     # the server may have other options, and takes requests without any
     subject = of_spec(spec, args.model, kwargs=st.just({}), enable_mm_embeds=False)
     output_length = args.output_len or _OUTPUT_LENGTH

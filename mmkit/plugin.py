@@ -59,7 +59,7 @@ _claimed: dict[str, str] = {}
 _FOLDERS = "transformers_modules"
 """The package in which transformers puts the code of checkpoint folders."""
 
-_REPLACEABLE = ("vllm.", f"{__name__.rpartition('.')[0]}.testing.")
+_REPLACEABLE = ("vllm.", f"{__name__.rpartition('.')[0]}.vllm_api.checkpoint_processors")
 """Where a class may be replaced: vLLM's, and those that stand in for a model in tests."""
 
 

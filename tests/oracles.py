@@ -25,7 +25,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from mmkit import ModelSpec
 from mmkit.testing import ImageSample, vllm_path
 from mmkit.testing.differences import find_difference
-from mmkit.testing.processors import StandIn, load_model_config
+from mmkit.vllm_api.checkpoint_processors import StandIn, load_model_config
 
 FOLDER = Path(os.environ.get("MMKIT_ORACLES", Path(__file__).parent / "data" / "oracles"))
 TOLERANCE = 2e-2

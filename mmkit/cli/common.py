@@ -116,16 +116,18 @@ def open_checkpoint(spec: ModelSpec, folder: str | Path, *, trust_remote_code: b
     """
     path = find_checkpoint(folder)
     with require_vllm():
-        from ..testing import processors
+        from ..vllm_api import checkpoint_processors
     takes_embeds = any(modality.embeds for modality in spec.modalities)
     remedy = ""
     if _brings_code(path) and not trust_remote_code:
         remedy = _UNTRUSTED
     try:
-        config = processors.load_config_for_spec(
+        config = checkpoint_processors.load_config_for_spec(
             path, enable_mm_embeds=takes_embeds, trust_remote_code=trust_remote_code
         )
-        return processors.make_processor(spec.classes, config).info  # a processor binds its spec
+        return checkpoint_processors.make_processor(
+            spec.classes, config
+        ).info  # a processor binds its spec
     except SpecError as error:
         error.args = (f"{error} {remedy}".rstrip(),)
         raise

@@ -57,7 +57,7 @@ def compare(
     Example: mmkit compare pulse.spec:PULSE --config checkpoint --class pulse.old:PulseForCausalLM
     """
     from ..testing import compare as testing
-    from ..testing.processors import find_factories
+    from ..vllm_api.checkpoint_processors import find_factories
 
     patterns = known_differences or []
     for pattern in patterns:

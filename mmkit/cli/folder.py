@@ -48,8 +48,8 @@ def examine_folder(folder: str, *, trust_remote_code: bool = False) -> list[Find
     """
     path = find_checkpoint(folder, "doctor")
     with require_vllm():
-        from ..testing import processors
-    processors.load_general_plugins()
+        from ..vllm_api import checkpoint_processors
+    checkpoint_processors.load_general_plugins()
     findings: list[Finding] = []
     config = _read_config(path, trust_remote_code, findings)
     model_class = _find_class(path, config, trust_remote_code, findings)

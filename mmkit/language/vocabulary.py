@@ -21,6 +21,9 @@ from ..errors import InputError, SpecError
 
 logger = logging.getLogger(__name__)
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+"""The files of a checkpoint of which one at least is there if it has a tokenizer."""
+
 _RESERVED = re.compile(r"[<\[|{].+[>\]|}]")
 """The form of tokens that no ordinary text has."""
 

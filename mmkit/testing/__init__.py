@@ -16,6 +16,7 @@ Or without any file: ``pytest --mmkit package.module:SPEC --mmkit-model path/of/
 
 from __future__ import annotations
 
+from ..vllm_api import checkpoint_processors as processors  # noqa: F401
 from .checks import Report as Report
 from .checks import Result as Result
 from .checks import check as check

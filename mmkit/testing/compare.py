@@ -14,7 +14,8 @@ from typing import Any
 
 from ..errors import SpecError
 from ..model_spec import ModelSpec
-from . import processors, vllm_path
+from ..vllm_api import checkpoint_processors
+from . import vllm_path
 from .differences import find_difference
 from .law import Violation
 from .strategies import Request, for_each
@@ -97,12 +98,14 @@ def compare(
     Raises:
         SpecError: the spec does not fit the checkpoint.
     """
-    processors.load_general_plugins()
-    processors.register_stand_in(processors.read_architectures(model_dir), model_class)
+    checkpoint_processors.load_general_plugins()
+    checkpoint_processors.register_stand_in(
+        checkpoint_processors.read_architectures(model_dir), model_class
+    )
     subject = subject_of(spec, model_dir, **options)
-    factories = processors.find_factories(model_class)
+    factories = checkpoint_processors.find_factories(model_class)
     model_config = subject.processor.info.ctx.model_config
-    reference = processors.make_processor(factories, model_config)
+    reference = checkpoint_processors.make_processor(factories, model_config)
     comparison = Comparison()
 
     def compare_drawn(request: Request) -> None:

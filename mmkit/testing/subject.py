@@ -19,7 +19,8 @@ from ..language.layout import as_text
 from ..model_spec import ModelSpec
 from ..plan.merging import MergedRuns
 from ..plan.plan import Plan
-from . import processors, updates, vllm_path
+from ..vllm_api import checkpoint_processors
+from . import updates, vllm_path
 from .options import NO_OPTIONS, SCOPES_OF_VLLM, ScopedOptions, hf_options
 from .strategies import Request, Sample, as_sample, items, items_of_vllm, overwrite, spelling
 from .updates import ItemUpdate
@@ -414,8 +415,8 @@ def of_spec(
     """
     takes_embeds = any(modality.embeds for modality in spec.modalities)
     options.setdefault("enable_mm_embeds", takes_embeds)
-    config = processors.load_config_for_spec(model_dir, **options)
-    processor = processors.make_processor(classes or spec.classes, config)
+    config = checkpoint_processors.load_config_for_spec(model_dir, **options)
+    processor = checkpoint_processors.make_processor(classes or spec.classes, config)
     plan: Plan = processor.info.plan
     strategies: dict[str, SearchStrategy[Any]] = {}
     given_strategies = samples or {}
@@ -459,8 +460,8 @@ def of_registered(
             to 6 frames of 64 x 64, and audio of up to 16,000 samples.
         options: options of vLLM's ModelConfig.
     """
-    config = processors.load_model_config(model_dir, **options)
-    processor = processors.make_registered_processor(config)
+    config = checkpoint_processors.load_model_config(model_dir, **options)
+    processor = checkpoint_processors.make_registered_processor(config)
     supported = processor.info.get_supported_mm_limits()
     strategies: dict[str, SearchStrategy[Any]] = {}
     for name, strategy in items_of_vllm().items():

@@ -31,6 +31,7 @@ from ..errors import InputError, SpecError
 from ..generate import find_variable, write_source
 from ..language.items.base import dtype_name
 from ..language.spec import DOCUMENT_FILE, Declaration
+from ..language.vocabulary import TOKENIZER_FILES
 from ..plan.hf_calls import LazyProcessor
 
 logger = logging.getLogger(__name__)
@@ -41,8 +42,6 @@ HF_PROCESSOR = "hf_processor"
 DOCUMENT_PROCESSOR = "DocumentProcessor"
 """The class that reads a document, which processor_config.json names where it names no functions;
 see `mmkit.training.document_processor`."""
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 _FILE_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision")
 """The options of transformers' `from_pretrained` that concern the files of a checkpoint."""

@@ -20,9 +20,9 @@ from mmkit.serve import content_part
 from mmkit.serve.client import build_request
 from mmkit.serve.engine import Engine
 from mmkit.serve.protocol import GenerateRequest
-from mmkit.testing import processors, vllm_path
+from mmkit.testing import vllm_path
 from mmkit.testing.vllm_path import Caches, Outcome
-from mmkit.vllm_api import DummyInputs, ProcessingInfo, Processor
+from mmkit.vllm_api import DummyInputs, ProcessingInfo, Processor, checkpoint_processors
 from mmkit.wire.limits import Limits
 from tests.path.serve_app import serve
 from tests.path.test_random_specs import make_class
@@ -48,11 +48,11 @@ class RequestPaths:
     """
 
     def __init__(self, drawn: DrawnSpec) -> None:
-        processors.register_stand_in(["MmkitWords"])
-        config = processors.load_model_config(drawn.checkpoint.folder)
+        checkpoint_processors.register_stand_in(["MmkitWords"])
+        config = checkpoint_processors.load_model_config(drawn.checkpoint.folder)
         bases = (ProcessingInfo, DummyInputs, Processor)
         classes = Classes(*[make_class(base, drawn.spec) for base in bases])
-        self.processor = processors.make_processor(classes, config)
+        self.processor = checkpoint_processors.make_processor(classes, config)
         self.plan = self.processor.info.plan
         self.transformers = drawn.spec.hf_processor(config.hf_config, drawn.checkpoint.tokenizer, dtype="float32")
         self.caches = [Caches(self.processor, 1.0, pair=pair) for pair in (False, True)]

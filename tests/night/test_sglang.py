@@ -37,8 +37,8 @@ from mmkit.errors import MmkitError
 from mmkit.model.mrope import get_mrope_input_positions
 from mmkit.plan.plan import Plan
 from mmkit.sglang_api import make_item_url
-from mmkit.testing.processors import load_config_for_spec, make_processor
 from mmkit.testing.vllm_path import Outcome, run
+from mmkit.vllm_api.checkpoint_processors import load_config_for_spec, make_processor
 from tests import ROOT
 from tests.oracles import SYSTEMS
 

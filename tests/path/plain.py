@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from mmkit import Modality, ModelSpec
-from mmkit.testing import processors, vllm_path
+from mmkit.testing import vllm_path
+from mmkit.vllm_api import checkpoint_processors
 from tests.path.planted.base import ID, checkpoint, frames
 
 ONES = torch.ones(2, 3)
@@ -29,15 +30,15 @@ def plain(*others: Modality, prompt: Any = None, **changes: Any) -> ModelSpec:
 def processor(spec: ModelSpec, **options: Any) -> Any:
     """Return the processor that vLLM makes of a spec's classes, in a server with these options."""
     if options:
-        config = processors.load_config_for_spec(checkpoint(), **options)
+        config = checkpoint_processors.load_config_for_spec(checkpoint(), **options)
     else:
         config = _load_config()
-    return processors.make_processor(spec.classes, config)
+    return checkpoint_processors.make_processor(spec.classes, config)
 
 
 @functools.cache
 def _load_config() -> Any:
-    return processors.load_config_for_spec(checkpoint())
+    return checkpoint_processors.load_config_for_spec(checkpoint())
 
 
 def ids(words: str) -> list[int]:

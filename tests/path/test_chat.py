@@ -38,10 +38,10 @@ from mmkit import (
 )
 from mmkit.language.messages import PARTS
 from mmkit.language.names import FORWARD_ARGUMENTS
-from mmkit.testing import processors, vllm_path
+from mmkit.testing import vllm_path
 from mmkit.testing.differences import find_difference
 from mmkit.training.template import detect_content_format
-from mmkit.vllm_api import chat
+from mmkit.vllm_api import chat, checkpoint_processors
 from mmkit.vllm_api.compat import find
 from tests.profiles import scaled
 from tools.survey.doors import Doors
@@ -177,8 +177,8 @@ def get_doors() -> Doors:
         num_attention_heads=2,
     )
     config.save_pretrained(folder)
-    model_config = processors.load_config_for_spec(folder, enable_mm_embeds=True)
-    doors = Doors(processors.make_processor(CHAT.classes, model_config))
+    model_config = checkpoint_processors.load_config_for_spec(folder, enable_mm_embeds=True)
+    doors = Doors(checkpoint_processors.make_processor(CHAT.classes, model_config))
     doors.model_class.mm_spec = CHAT  # type: ignore[attr-defined]
     doors.model_class.get_placeholder_str = classmethod(MultiModalModel.get_placeholder_str.__func__)  # type: ignore[attr-defined]
     return doors

@@ -14,8 +14,8 @@ from mmkit.model.plugin import load
 from mmkit.model.remote_code import take_spec_of_document
 from mmkit.testing import ImageSample, of_spec, vllm_path
 from mmkit.testing.differences import find_difference
-from mmkit.testing.processors import load_model_config
 from mmkit.vllm_api import Processor
+from mmkit.vllm_api.checkpoint_processors import load_model_config
 from tests.oracles import SYSTEMS
 from tests.unit.common import refuses
 

@@ -346,12 +346,12 @@ def test_refusals_are_one_sentence(command: str, tmp_path: Path, monkeypatch: py
 
 
 def test_a_command_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mmkit.testing.processors", None)
-    monkeypatch.delattr("mmkit.testing.processors")
+    monkeypatch.setitem(sys.modules, "mmkit.vllm_api.checkpoint_processors", None)
+    monkeypatch.delattr("mmkit.vllm_api.checkpoint_processors")
     status, _, error = invoke("show", TERRA, *ON_TERRA)
     assert status == 2
     assert error.startswith(
-        "mmkit: expected a vLLM that can be imported, got import of mmkit.testing.processors halted"
+        "mmkit: expected a vLLM that can be imported, got import of mmkit.vllm_api.checkpoint_processors halted"
     )
     assert error.endswith('"mmkit doctor" tells what is wrong.')
 

@@ -15,14 +15,15 @@ from vllm import ModelRegistry
 
 from examples.terra.spec import TERRA
 from mmkit import Audio, Image, InputError, ModelSpec, Video, embed
-from mmkit.testing import processors, vllm_path
+from mmkit.testing import vllm_path
+from mmkit.vllm_api import checkpoint_processors
 from mmkit.vllm_api.pipeline import ProcessorRequest
 from tests.path.plain import ONES, ids, plain, processor, run
 from tests.path.planted.base import checkpoint
 from tests.unit.common import make_modality
 
 
-class RegisteredForCausalLM(processors.StandIn):
+class RegisteredForCausalLM(checkpoint_processors.StandIn):
     """What vLLM's registry asks of a multimodal model, and nothing else."""
 
 
@@ -31,7 +32,9 @@ def register(spec: ModelSpec, **classes: type) -> Any:
     spec.register(RegisteredForCausalLM, **classes)
     # itself: no process is spawned to look at it
     ModelRegistry.register_model("RegisteredForCausalLM", RegisteredForCausalLM)
-    return processors.make_registered_processor(processors.load_model_config(checkpoint("RegisteredForCausalLM")))
+    return checkpoint_processors.make_registered_processor(
+        checkpoint_processors.load_model_config(checkpoint("RegisteredForCausalLM"))
+    )
 
 
 SPECS = [pytest.param(TERRA, "Terra", id="of a module"), pytest.param(plain(), "Plain", id="of no module")]

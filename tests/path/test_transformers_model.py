@@ -17,8 +17,8 @@ from examples.series import CHECKPOINT
 from examples.series.configuration import WavesConfig
 from mmkit import SpecError, serve_transformers
 from mmkit.model.weight_names import WeightNames
-from mmkit.testing.processors import load_model_config
 from mmkit.testing.vllm_model import load_model
+from mmkit.vllm_api.checkpoint_processors import load_model_config
 from tests.path import one_classes
 from tests.unit.common import expect_refusal, refuses
 

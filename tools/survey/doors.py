@@ -22,8 +22,8 @@ from vllm.sampling_params import SamplingParams
 
 from mmkit.errors import VllmApiError
 from mmkit.generate import Classes
-from mmkit.testing.processors import StandIn, make_processor
 from mmkit.testing.vllm_path import Outcome, collect_outcome
+from mmkit.vllm_api.checkpoint_processors import StandIn, make_processor
 from mmkit.vllm_api.compat import find
 
 renderer_from_config: Any = None

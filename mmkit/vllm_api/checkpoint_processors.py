@@ -17,13 +17,17 @@ from vllm.multimodal.processing import InputProcessingContext
 from vllm.plugins import load_general_plugins as load_general_plugins
 
 from ..errors import MmkitError, SpecError
-from ..training.saving import TOKENIZER_FILES
-from ..vllm_api.compat import find
+from ..language.vocabulary import TOKENIZER_FILES
+from .compat import find
 
 _load_tokenizer = find(
     "tokenizers:cached_tokenizer_from_config",
     "transformers_utils.tokenizer:cached_tokenizer_from_config",
 )
+
+
+_RegisteredModel = find("model_executor.models.registry:_RegisteredModel")
+_LazyRegisteredModel = find("model_executor.models.registry:_LazyRegisteredModel")
 
 
 def make_processor(classes: Any, config: ModelConfig) -> Any:
@@ -103,6 +107,7 @@ def load_config_for_spec(folder: str | Path, **options: Any) -> ModelConfig:
     load_general_plugins()  # before a class stands in for one of theirs
     architectures = read_architectures(folder)
     register_stand_in(architectures)
+    _inspect_in_this_process(architectures)
     config = load_model_config(folder, **options)
     overrides = options.get("hf_overrides", {})
     if config.is_multimodal_model or not isinstance(overrides, Mapping):
@@ -111,6 +116,28 @@ def load_config_for_spec(folder: str | Path, **options: Any) -> ModelConfig:
     register_stand_in(multimodal_names)
     options["hf_overrides"] = {**overrides, "architectures": multimodal_names}
     return load_model_config(folder, **options)
+
+
+def _inspect_in_this_process(architectures: Sequence[str]) -> None:
+    """Let vLLM inspect the classes of models in this process, which imports them anyway.
+
+    vLLM would start another process for it, which takes as long as this one: it imports all that
+    this one has imported. Of several classes, vLLM takes the first that can be imported.
+
+    Raises:
+        MmkitError: the only model class cannot be imported.
+    """
+    for name in architectures:
+        registered = ModelRegistry.models.get(name)
+        if not isinstance(registered, _LazyRegisteredModel):
+            continue
+        try:
+            model_class = _import_model(name)
+        except MmkitError:
+            if len(architectures) == 1:
+                raise
+            continue
+        ModelRegistry.models[name] = _RegisteredModel.from_model_cls(model_class)
 
 
 def read_architectures(folder: str | Path) -> list[str]:
@@ -136,13 +163,22 @@ def _import_models(architectures: Sequence[str]) -> None:
         MmkitError: a model class cannot be imported.
     """
     for name in architectures:
-        if name not in ModelRegistry.models:
-            continue
-        try:
-            ModelRegistry.models[name].load_model_cls()
-        except Exception as error:
-            got = f"{type(error).__name__}: {error}".rstrip(".")
-            raise MmkitError(name, "a model class that can be imported", got) from error
+        if name in ModelRegistry.models:
+            _import_model(name)
+
+
+def _import_model(name: str) -> type:
+    """Return a registered model class.
+
+    Raises:
+        MmkitError: it cannot be imported.
+    """
+    try:
+        model_class: type = ModelRegistry.models[name].load_model_cls()
+    except Exception as error:
+        got = f"{type(error).__name__}: {error}".rstrip(".")
+        raise MmkitError(name, "a model class that can be imported", got) from error
+    return model_class
 
 
 def _find_spec_error(error: ValueError) -> SpecError | None:
