@@ -94,6 +94,7 @@ def measure_system(
     name: str, folder: Path, requests: int, rounds: int, counts: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
     """Yield the figures of one model: by hand, generated, and with numbers of processes."""
+    from mmkit.vllm_api.media import decode_elsewhere
     from tools.survey.doors import Doors
 
     oracles = importlib.import_module("tests.oracles")
@@ -112,6 +113,7 @@ def measure_system(
         seconds: dict[str, list[float]] = {what: [] for what in doors}
         for number in measure.show_progress(range(rounds + 1), name):
             for what, door in doors.items():
+                decode_elsewhere(what in pids)
                 start = time.perf_counter()
                 render(door, chats)
                 if number:  # the first one warms up

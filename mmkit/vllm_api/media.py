@@ -1,5 +1,7 @@
 """Checks where vLLM decodes media: of their pixels before, and of their samples after.
 
+A server with render processes leaves it to them to decode JPEG files.
+
 All media of all routes are loaded by vLLM's `MediaConnector`, from a data URL, a file or another
 host. There the loader of one kind of media is put behind `CheckedLoader`, which knows the bytes and
 has not decoded them yet.
@@ -16,9 +18,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import vllm.envs
+
 from ..errors import DISTRIBUTION, InputError, describe_error
 from ..language.items.media import AUDIO_DECODERS
-from .compat import find
+from ..language.items.pictures import open_undecoded
+from .compat import FILES_TELL_DECODING, find
 from .server_request import SERVER_REQUEST
 
 FRAMES = 32
@@ -38,8 +43,26 @@ AudioMediaIO: Any = find("multimodal.media.audio:AudioMediaIO", "multimodal.audi
 AudioDecoder: Any = find("multimodal.media.audio:AudioDecoder", default=None)
 """torchcodec's, where vLLM's loader takes it; None too where it cannot be imported."""
 
+ImageMediaIO: Any = find("multimodal.media.image:ImageMediaIO", "multimodal.image:ImageMediaIO")
+
+MediaWithBytes: Any = find("multimodal.media:MediaWithBytes", default=None)
+
 VideoSource: Any = find("multimodal.video:VideoSourceMetadata", default=None)
 VideoTarget: Any = find("multimodal.video:VideoTargetMetadata", default=None)
+
+
+_decodes_elsewhere = False
+"""Whether the render processes of this server decode JPEG files."""
+
+
+def decode_elsewhere(choice: bool = True) -> None:
+    """Let the render processes of this server decode JPEG files, whose pixels take longer to move.
+
+    Where vLLM's loader does not tell how it converts a file, the pixels are hashed, and nothing
+    changes.
+    """
+    global _decodes_elsewhere
+    _decodes_elsewhere = choice and FILES_TELL_DECODING
 
 
 def wrap_load(load_from_url: Any) -> Any:
@@ -83,7 +106,9 @@ class CheckedLoader:
     def load_bytes(self, data: bytes) -> Any:
         """Load media from the bytes of a file."""
         expected = self._count(data)
-        media = self._decode(self._loader.load_bytes, data)
+        media = self._open_undecoded(data)
+        if media is None:
+            media = self._decode(self._loader.load_bytes, data)
         self._check(media, data, expected)
         return media
 
@@ -95,7 +120,9 @@ class CheckedLoader:
         else:
             content = _decode_base64(data)
             expected = self._count(content)
-        media = self._decode(self._loader.load_base64, media_type, data)
+        media = self._open_undecoded(content)
+        if media is None:
+            media = self._decode(self._loader.load_base64, media_type, data)
         self._check(media, content, expected)
         return media
 
@@ -103,9 +130,27 @@ class CheckedLoader:
         """Load media from a file of the server."""
         content = filepath.read_bytes()
         expected = self._count(content)
-        media = self._decode(self._loader.load_file, filepath)
+        media = self._open_undecoded(content)
+        if media is None:
+            media = self._decode(self._loader.load_file, filepath)
         self._check(media, content, expected)
         return media
+
+    def _open_undecoded(self, data: bytes) -> Any:
+        """Return a JPEG file as vLLM's loader returns it, but for its pixels.
+
+        Return None where the loader has to decode the file, or refuses it.
+        """
+        # not one derived from it, which may do more
+        if not _decodes_elsewhere or type(self._loader) is not ImageMediaIO:
+            return None
+        if self._loader.image_mode != "RGB":
+            return None
+        image = open_undecoded(data)
+        limit = vllm.envs.VLLM_MAX_IMAGE_PIXELS
+        if image is None or 0 < limit < image.width * image.height:
+            return None
+        return MediaWithBytes(image, data)
 
     def _decode(self, load: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the loader, whose libraries raise errors of many kinds.

@@ -17,9 +17,11 @@ from functools import wraps
 from typing import Any
 
 from ..errors import MmkitError
+from ..language.items.pictures import decode_pictures
 from ..plan.item import make_batches
 from ..rendering.pool import Recipe, RenderProcesses
 from .items import ItemsPending, Offloaded
+from .media import decode_elsewhere
 
 OPTION = "render_processes"
 """The key of vLLM's ``additional_config`` that says how many."""
@@ -47,6 +49,7 @@ def install(renderer: Any) -> RenderProcesses | None:
     if not count:
         return None
     processes = RenderProcesses(make_recipe(renderer.mm_processor), count)
+    decode_elsewhere()
     weakref.finalize(renderer, processes.close)
     # an instance, not the class: no other renderer has these processes
     renderer._process_tokens_async = wrap_process_tokens_async(
@@ -87,7 +90,11 @@ def wrap_process_tokens_async(
     async def process_elsewhere(prompt: Any, **options: Any) -> Any:
         data = prompt.get("multi_modal_data")
         # other processes do not have the Hugging Face processor that options of a request configure
-        if not data or prompt.get("mm_processor_kwargs"):
+        if not data:
+            return await process_tokens(prompt, **options)
+        if prompt.get("mm_processor_kwargs"):
+            # in another thread than that in which vLLM processes the items of all requests
+            await asyncio.to_thread(decode_pictures, dict(data), "multi_modal_data")
             return await process_tokens(prompt, **options)
         offloaded = Offloaded(data)
         offloaded_prompt = {**prompt, "multi_modal_data": offloaded}

@@ -2,26 +2,35 @@
 What an end of such a process costs."""
 
 import asyncio
+import base64
+import io
 import os
+import pickle
 import resource
 import signal
 import time
 from contextlib import closing
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
+from PIL import Image
+from vllm.multimodal.media import MediaConnector
 
 from mmkit import InputError, ModelSpec, SpecError, Tensor, between
 from mmkit.errors import MmkitError
+from mmkit.language.items.pictures import find_orientation, get_undecoded_file, open_undecoded
+from mmkit.plan.hashes import ItemHasher
+from mmkit.plan.item import make_items
 from mmkit.plan.parsing import ItemBatch
 from mmkit.rendering import pool as render_processes
 from mmkit.rendering.pool import RenderProcesses
 from mmkit.testing import vllm_path
 from mmkit.testing.differences import find_difference
-from mmkit.vllm_api import offload
+from mmkit.vllm_api import media, offload
 from tests.path.test_gallery import open_subject
 from tests.profiles import scaled
 from tests.unit.common import CONFIG, expect_refusal, make_modality
@@ -60,6 +69,55 @@ def test_requests_are_the_same():
     requests_are_the_same("internvl2")
 
 
+# -- pictures that other processes decode ------------------------------------------------------------------------------
+
+
+def write_picture(size, form, mode, orientation, end):
+    """Return the bytes of a file with a picture."""
+    pixels = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(file, form, exif=exif)
+    return file.getvalue() + end
+
+
+FILES = st.builds(
+    write_picture,
+    st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    st.sampled_from(["JPEG", "JPEG", "PNG", "WEBP"]),
+    st.sampled_from(["RGB", "RGB", "L"]),
+    st.sampled_from([1, 1, 6]),
+    st.sampled_from([b"", b"", b"end"]),
+)
+
+
+@settings(max_examples=scaled(40), deadline=None)
+@given(FILES)
+def test_a_picture_that_is_decoded_later_is_the_same(file):
+    """So are its hash and its way to another process."""
+    plan = open_subject("internvl2").processor.plan  # makes vLLM's loader check files
+    url = f"data:image/any;base64,{base64.b64encode(file).decode()}"
+    decoded = MediaConnector().fetch_image(url)
+    media.decode_elsewhere()
+    try:
+        other = MediaConnector().fetch_image(url)
+    finally:
+        media.decode_elsewhere(False)
+    file_to_send = get_undecoded_file(other.media)
+    is_plain_jpeg = file[:2] == b"\xff\xd8" and file[-3:] != b"end" and decoded.io_config is None
+    assert (file_to_send is not None) == (is_plain_jpeg and find_orientation(Image.open(io.BytesIO(file))) == 1)
+    hasher = ItemHasher("blake3", "model")
+    keys = set()
+    for picture in (decoded, other):
+        (item,) = make_items("image", ItemBatch.whole([picture.media]))
+        item.content = picture
+        keys.update(hasher.hash_items(plan.modalities["image"], [item], {}))
+    assert len(keys) == 1
+    received = pickle.loads(render_processes._write_message(other.media, os.devnull).pickle)
+    assert find_difference(np.asarray(received), np.asarray(decoded.media)) is None
+
+
 def process(items, scope):
     """Some items have no form, and one ends the process."""
     if items[0][0, 0] == -1:
@@ -91,6 +149,15 @@ def processes():
 def test_a_refusal_is_the_same(processes):
     sentence = "spec.m[0]: expected a number that is not -1, got -1."
     expect_refusal(InputError, sentence, processes.process(items(-1)).result, 60)
+
+
+def test_a_damaged_picture_is_refused_by_the_process_that_decodes_it(processes):
+    """Of most damage, PIL decodes what it can."""
+    file = write_picture((40, 40), "JPEG", "RGB", 1, b"")
+    beginning_of_pixels = file.index(b"\xff\xda")
+    damaged = open_undecoded(file[:beginning_of_pixels] + file[-2:])
+    sentence = "spec.m[0]: expected an image that can be read, got OSError: …"
+    expect_refusal(InputError, sentence, processes.process({"m": ItemBatch.whole([damaged])}).result, 60)
 
 
 def test_what_is_held_stays(processes):

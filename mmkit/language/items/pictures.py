@@ -14,9 +14,14 @@ _ORIENTATION = 0x0112  # the EXIF tag that says how a picture was held
 _DEEP_MODES = ("I", "F")
 """How the names of PIL's modes begin whose values may exceed 8 bits; a conversion clips them."""
 
-_ALWAYS_8_BITS = (b"\xff\xd8\xff", b"GIF8", b"RIFF")
+_JPEG_BEGIN = b"\xff\xd8\xff"
+_JPEG_END = b"\xff\xd9"
+
+_ALWAYS_8_BITS = (_JPEG_BEGIN, b"GIF8", b"RIFF")
 """How files begin that never hold more, JPEG, GIF and WebP, and whose damage PIL always reports."""
 
+_FILE = "_mmkit_file"
+"""The attribute of a PIL image that is decoded later: the bytes of its file."""
 
 _FAILURE = "_mmkit_failure"
 """The attribute of a PIL image that could not be loaded, which says why."""
@@ -69,6 +74,51 @@ def _load(image: Any, where: str) -> None:
         failure = describe_error(error)
         setattr(image, _FAILURE, failure)
         raise InputError(where, "an image that can be read", failure) from error
+
+
+def open_undecoded(data: bytes) -> Any:
+    """Open a JPEG file of which only the header is read, and return the PIL image.
+
+    Return None for any other file, and for a JPEG file that is not in RGB, that its EXIF data turn,
+    or whose end is missing: whoever opens it has more to do than to decode it.
+    """
+    if not data.startswith(_JPEG_BEGIN) or not data.endswith(_JPEG_END):
+        return None
+    try:
+        image = import_pil().open(io.BytesIO(data), formats=("JPEG",))
+    except Exception:  # of a file that is refused where it is decoded
+        return None
+    # a JPEG file of several pictures has another format
+    if image.format != "JPEG" or image.mode != "RGB" or find_orientation(image) != 1:
+        return None
+    setattr(image, _FILE, data)
+    return image
+
+
+def get_undecoded_file(image: Any) -> bytes | None:
+    """Return the bytes of the file of an image that `open_undecoded` has opened, else None."""
+    file: bytes | None = getattr(image, _FILE, None)
+    return file
+
+
+def decode_pictures(value: Any, where: str) -> None:
+    """Decode the images of an item that `open_undecoded` has opened.
+
+    Args:
+        value: an item: an image, or a record or a list with images.
+        where: names it in errors.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    if isinstance(value, dict):
+        for name, part in value.items():
+            decode_pictures(part, f"{where}.{name}")
+    elif isinstance(value, (list, tuple)):
+        for number, part in enumerate(value):
+            decode_pictures(part, f"{where}[{number}]")
+    elif get_undecoded_file(value) is not None:
+        _load(value, where)
 
 
 def check_file(data: bytes, where: str) -> None:
