@@ -18,8 +18,9 @@ one. A function can do anything else::
             "counts": torch.tensor([len(part) for part in parts]),
         }
 
-In each case, an item's part must not depend on the other items of the request, for example by
-padding to the batch: vLLM caches each item alone.
+In each case, an item's part must not depend on the other items of the request: vLLM caches each
+item alone. So `process` pads no item to the longest of a batch; vLLM does, where it joins the parts
+of a batch (`Batching.JOINED`).
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Field(Part):
     attribute            what it states
     ==================== =========================================================
     `split`              how the result of `process` becomes one part per item
-    `take_parts`         the same, where the result is in one value per item already
+    `take_parts`         how a value per item, such as the item itself, becomes its part
     `keeps_shape`        whether `take_parts` leaves the shape of each value
     `split_reads_fields` whether `split` reads other fields of an item
     `batching`, `dim`    how vLLM batches the parts for the model

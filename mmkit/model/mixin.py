@@ -191,7 +191,8 @@ class MultiModalModel(models.ModelInterface):
             encoded: list[torch.Tensor] = modality.parser.split_rows(kwargs)
             fields = {key: kwargs[key] for key in modality.fields if kwargs.get(key) is not None}
             # with embeddings, only the fields that their layout reads come
-            if not fields.keys() <= modality.parser.companions.keys():
+            has_raw_items = not fields.keys() <= modality.parser.companions.keys()
+            if has_raw_items:
                 counts = self._count_rows(modality, fields, kwargs.get(rows_field(name)))
                 encoded += self._encode_items(modality, fields, counts)
             if encoded:

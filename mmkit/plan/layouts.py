@@ -331,17 +331,21 @@ class LayoutEvaluator:
         return [dependency.expr for dependency in leaves]
 
     @cached_property
-    def _grid_fields(self) -> frozenset[Any]:
-        """The names of the fields that the grid reads."""
-        names = _find_field_names(dependencies(self.grid))
-        if names is None:
-            # no scope has a field of this name: the grid is not evaluated with the layout
-            return frozenset([None])
-        return names
+    def _grid_fields(self) -> frozenset[str] | None:
+        """The names of the fields that the grid reads; None where it may read any field."""
+        return _find_field_names(dependencies(self.grid))
+
+    def _has_grid_fields(self, scope: Scope) -> bool:
+        """Return whether all fields that the grid reads are computed.
+
+        The grid may read fields that the layout does not need.
+        """
+        if self._grid_fields is None:
+            return False
+        return self._grid_fields.issubset(scope.fields or ())
 
     def _look_up(self, scope: Scope) -> ItemLayout:
-        # the grid may read fields that the layout does not need, and that are not computed yet
-        has_grid_fields = self._grid_fields.issubset(scope.fields or ())
+        has_grid_fields = self._has_grid_fields(scope)
         if self.is_opaque:
             return self._evaluate(scope, has_grid_fields)
         key: list[Any] = [has_grid_fields]

@@ -71,7 +71,7 @@ class Embedding(Fields):
     @property
     def content(self) -> Any:
         """What the hash of the item covers."""
-        return dict(self) if len(self) > 1 else self.rows
+        return dict(self)
 
 
 @dataclass(frozen=True, eq=False)

@@ -104,9 +104,10 @@ class _FormChoice(NamedTuple):
     """The forms in which a prompt is searched.
 
     Attributes:
-        forms: those to try, in order.
-        forms_of_ids: of each modality whose items become ids only, the form that is known without a
-            search; the forms to try are those of the other modalities.
+        forms: the forms in which all other modalities than those of `forms_of_ids` are searched,
+            to be tried in order.
+        forms_of_ids: for each modality whose items become ids only, the only form in which its
+            items are searched.
     """
 
     forms: Sequence[PromptForm]
@@ -125,6 +126,7 @@ def _choose_forms(
         return _FormChoice(forms, {})
     forms_of_ids = _find_forms_of_ids(text, layouts)
     if len(forms_of_ids) == len(layouts):
+        # no modality is searched in these forms, so that a second search would find the same
         return _FormChoice(forms[:1], forms_of_ids)
     if forms[0] is PromptForm.EXPANDED and not _has_first_layouts(text, layouts, forms_of_ids):
         return _FormChoice(forms[1:], forms_of_ids)  # nearly always
@@ -291,7 +293,7 @@ class _Search:
             anchor = find_anchor(layout, self._prompt)
             if anchor is not None:
                 if anchor.start < cursor:
-                    # the last match is the one whose end has passed the anchor
+                    # the end of the last match, where the search goes on, is behind the anchor
                     raise self._make_inside_other(modality, index, matches[-1])
                 return anchor
         texts = layout.texts_in(form)
@@ -413,17 +415,17 @@ class _Search:
     def _check_targets_inside_layouts(self, matches: Sequence[_Match]) -> None:
         """Refuse a target inside a layout of another modality whose other ids would stay as text.
 
-        Say the layout of a video is the ids 7 1 8, and 1 is the target of an image. Of a prompt
-        that has 7 1 8 beside the target of the video, the search takes the 1 for the image, and 7
-        and 8 would stay. The caller has written the video twice, or the image in no place of its
-        own.
+        Say the layout of a video is the ids ``7 1 8``, its target is 2, and 1 is the target of an
+        image. In the prompt ``7 1 8 2``, the search takes the 1 for the image and the 2 for the
+        video; 7 and 8 would stay as text. The caller has written the video twice, or the image in
+        no place of its own.
 
         Raises:
             InputError: names the item of the target.
         """
         if len(self._layouts) < 2:
             return
-        num_matched: list[int] | None = None
+        matched_before: list[int] | None = None
         for modality, item_layouts in self._layouts.items():
             targets = self._find_targets_of_others(modality, matches)
             target_texts = {self._text_of(target) for target in targets}
@@ -431,9 +433,9 @@ class _Search:
             for layout_text in layout_texts:
                 if not _contains_any(layout_text, target_texts):  # nearly always
                     continue
-                if num_matched is None:
-                    num_matched = self._count_matched_positions(matches)
-                self._check_targets_inside(modality, layout_text, targets, num_matched)
+                if matched_before is None:
+                    matched_before = self._count_matched_positions(matches)
+                self._check_targets_inside(modality, layout_text, targets, matched_before)
 
     def _find_targets_of_others(self, modality: str, matches: Sequence[_Match]) -> list[_Match]:
         """Return the matches of other modalities that are targets."""
@@ -448,7 +450,7 @@ class _Search:
         modality: str,
         layout_text: str,
         targets: Sequence[_Match],
-        num_matched: Sequence[int],
+        matched_before: Sequence[int],
     ) -> None:
         """Refuse a target inside one layout, wherever that layout stands in the prompt.
 
@@ -456,13 +458,13 @@ class _Search:
             modality: the modality of the layout.
             layout_text: the layout.
             targets: the matches of other modalities that are targets, in prompt order.
-            num_matched: see `_count_matched_positions`.
+            matched_before: see `_count_matched_positions`.
         """
         target_starts = [target.span.start for target in targets]
         start = self._text.find(layout_text)
         while start >= 0:
             stop = start + len(layout_text)
-            is_all_matched = num_matched[stop] - num_matched[start] == len(layout_text)
+            is_all_matched = matched_before[stop] - matched_before[start] == len(layout_text)
             position = bisect_left(target_starts, start)
             if position < len(targets) and not is_all_matched:
                 target = targets[position]

@@ -621,6 +621,7 @@ class Plan:
 
     def _process(self, batches: BatchesByModality) -> dict[str, ProcessedFields]:
         fields: dict[str, ProcessedFields] = {}
+        # by `HFCall.key`: modalities whose calls have equal keys share one call
         names_by_call: dict[Hashable, dict[HFCall, str]] = {}
         for name, batch in batches.items():
             modality = self._find_modality(name)
@@ -639,7 +640,6 @@ class Plan:
                 fields[name] = modality.field_processor.run(batch)
             else:
                 names_by_call.setdefault(call.key, {})[call] = name
-        # modalities that share a Hugging Face processor share its call
         for names in names_by_call.values():
             outputs = call_together({call: batches[name] for call, name in names.items()})
             for name in names.values():

@@ -90,7 +90,7 @@ class FieldStep:
         name: the name of the field.
         field: the bound field.
         where: names the field in errors.
-        location: the context of `where`, which each request enters.
+        location: a context that puts `where` before the errors inside it; requests share it.
     """
 
     name: str
@@ -246,9 +246,9 @@ class FieldProcessor:
                 values = self._split(step, raw, batch, scopes, is_in_parts)
             for fields, value in zip(parts, values, strict=True):
                 fields[step.name] = value
-        for name, corner in self._unpad.items():
+        for name, sizes in self._unpad.items():
             for fields, scope in zip(parts, scopes, strict=True):
-                fields[name] = remove_padding(fields[name], corner, scope)
+                fields[name] = remove_padding(fields[name], sizes, scope)
         for step in self._steps_to_check:
             with step.location:
                 for position, (fields, scope) in enumerate(zip(parts, scopes, strict=True)):

@@ -37,16 +37,21 @@ class AnswerMiddleware(ServerMiddleware):
 
     async def handle(self, scope: Any, receive: Any, send: Any, state: ServerState) -> None:
         """Answer a request; by 503 if the server stops."""
-        if not state.is_stopping or scope["path"] == _METRICS_PATH:
-            answer = WatchedAnswer(scope, send, state)
-            try:
-                await self.app(scope, receive, answer.send)
-            except Exception:
-                if answer.has_begun or not state.is_stopping:
-                    raise
-                answer.is_broken = True
-            if not answer.is_broken:
-                return
+        if state.is_stopping and scope["path"] != _METRICS_PATH:
+            await self._refuse(scope, receive, send, state)
+            return
+        answer = WatchedAnswer(scope, send, state)
+        try:
+            await self.app(scope, receive, answer.send)
+        except Exception:
+            if answer.has_begun or not state.is_stopping:
+                raise
+            answer.is_broken = True
+        if answer.is_broken:
+            await self._refuse(scope, receive, send, state)
+
+    async def _refuse(self, scope: Any, receive: Any, send: Any, state: ServerState) -> None:
+        """Answer 503, since the server stops."""
         # The connection ends: nobody has read the request's body, which would count as a request.
         route = _name_route(scope)
         refusal = errors.make_response(Stopped(), state.plan, route, connection="close")

@@ -270,6 +270,7 @@ def _find_lost_items(features: Sequence[Any]) -> list[UnsentItem]:
     return [item for item in _find_unsent_items(features) if item.is_lost]
 
 
+# no ids, no mask, and no updates
 _NO_LAYOUT = ItemLayout(ItemTokens([], b""), [])
 
 

@@ -63,7 +63,8 @@ class RequestItems(vllm_parse.MultiModalDataItems):
 
     Attributes:
         offloaded: the request's data, where the items are processed in other processes.
-        largest: the modalities whose items are the largest items of the spec.
+        largest: the modalities whose items are the largest items of the spec. Only vLLM's dummy
+            request has such, when the engine starts.
     """
 
     def __init__(self, items: Mapping[str, ModalityItems]) -> None:

@@ -46,6 +46,7 @@ def wrap_process_tokens(process_tokens: Any) -> Any:
     """
 
     async def copy_async(prompt: Mapping[str, Any]) -> Any:
+        # vLLM wraps two functions of this kind, and awaits what the asynchronous one returns
         return dict(prompt)
 
     @wraps(process_tokens)

@@ -101,7 +101,9 @@ class RequestPipeline:
         self._send_row_counts = send_row_counts
         self._reader = CacheReader()
         self._id_layouts = make_id_layout_cache()
-        self._proven_modalities: set[str] = set()
+        # the modalities whose largest item was processed after another item was refused: the spec
+        # is sound there, and it need not be tried again
+        self._tried_modalities: set[str] = set()
 
     def run(self, request: ProcessorRequest, timer: StageTimer = measure_nothing) -> dict[str, Any]:
         """Turn a request into vLLM's input for its engine.
@@ -110,9 +112,9 @@ class RequestPipeline:
 
         2. `check_ids_and_uuids` refuses ids outside the vocabulary, and malformed uuids.
         3. `hash_items` fills in the key by which caches know an item.
-        4. `fill_in_cached_items` fills in the layouts of items that a cache has. vLLM's caches know
-           the items whose fields go to the engine. Of an item that becomes ids only nothing but
-           these ids goes there, and a cache of this pipeline has its layout.
+        4. `fill_in_cached_items` fills in the layouts of items that a cache has. An item
+           that becomes ids only sends no fields to the engine, so that vLLM's caches never see it:
+           the pipeline caches its layout itself.
         5. `process_items` fills in the fields of the other items,
         6. `lay_out_items` their layouts, and `convert_fields` vLLM's form of their fields.
         7. `place_items` writes the layouts of all items into the prompt.
@@ -137,11 +139,11 @@ class RequestPipeline:
         with timer("apply_hf_processor"):
             self.process_and_lay_out(request, missing_items)
             if request.cache is not None:
-                self._process_items_without_room(request, engine_items)
+                self._process_cached_items_if_cache_is_small(request, engine_items)
         with timer("apply_prompt_updates"):
             ids, placements = place_items(self.plan, request)
         with timer("merge_mm_kwargs"):
-            prepare_exchange(self._reader, request, engine_items, self._list_process_again)
+            prepare_exchange(self._reader, request, engine_items, self._make_reprocessors)
         return make_engine_input(ids, engine_items, placements)
 
     def process_and_lay_out(self, request: ProcessorRequest, items: Sequence[Item]) -> None:
@@ -181,17 +183,17 @@ class RequestPipeline:
             SpecError: it is refused, too, although the spec itself declares it.
         """
         for name in group_by_modality(items):
-            if name in self._proven_modalities:
+            if name in self._tried_modalities:
                 continue
             modality = self.plan.modalities[name]
             if modality.field_processor.hf_call is not None:
                 modality.field_processor.process_spec_item(modality.item.candidates()[0])
-                self._proven_modalities.add(name)
+                self._tried_modalities.add(name)
 
-    def _process_items_without_room(
+    def _process_cached_items_if_cache_is_small(
         self, request: ProcessorRequest, engine_items: Sequence[Item]
     ) -> None:
-        """Process items that only the cache has, where it is too small for the request.
+        """Process the items that only the cache has, if it is too small for the request.
 
         Other items of the request may evict them, so their fields must be at hand.
 
@@ -207,7 +209,7 @@ class RequestPipeline:
             cached_items = [item for item in engine_items if item.engine_fields is None]
             self.process_and_lay_out(request, cached_items)
 
-    def _list_process_again(
+    def _make_reprocessors(
         self, request: ProcessorRequest, items: Sequence[Item]
     ) -> list[Callable[[], MultiModalKwargsItem]]:
         """Return, for each item that only the cache has, a function that processes it again.
@@ -221,16 +223,16 @@ class RequestPipeline:
             if self.plan.modalities[name].are_independent(items_of_modality[0].count):
                 for item in items_of_modality:
                     copies = [item.copy_unprocessed()]
-                    functions.append(self._make_process_again(request, copies, 0))
+                    functions.append(self._make_reprocessor(request, copies, 0))
                 continue
             # each depends on all of them; they share the copies, of which there would be 10^8 for
             # a request of 10,000 items otherwise
             copies = _copy_items_of_modality(request.items, name)
             for item in items_of_modality:
-                functions.append(self._make_process_again(request, copies, item.index))
+                functions.append(self._make_reprocessor(request, copies, item.index))
         return functions
 
-    def _make_process_again(
+    def _make_reprocessor(
         self, request: ProcessorRequest, copies: list[Item], position: int
     ) -> Callable[[], MultiModalKwargsItem]:
         """Return a function that processes copies of items, and returns the fields of one of them.
@@ -438,7 +440,7 @@ def prepare_exchange(
     reader: CacheReader,
     request: ProcessorRequest,
     engine_items: Sequence[Item],
-    list_process_again: Callable[
+    make_reprocessors: Callable[
         [ProcessorRequest, Sequence[Item]], list[Callable[[], MultiModalKwargsItem]]
     ],
 ) -> None:
@@ -451,8 +453,8 @@ def prepare_exchange(
         reader: finds the items for other requests from now on.
         request: one that is complete, and that no later step refuses.
         engine_items: its items whose fields go to the engine.
-        list_process_again: returns what processes each of some items again, which the cache may
-            drop until then.
+        make_reprocessors: returns, for each item that only the cache has, a function that processes
+            it again, since the cache may drop it until then.
     """
     cache = request.cache
     if cache is None or not engine_items:
@@ -462,8 +464,8 @@ def prepare_exchange(
         update_local_cache(cache, engine_items)
         return
     cached_items = [item for item in engine_items if item.engine_fields is None]
-    functions = list_process_again(request, cached_items)
-    process_again_of = dict(zip(cached_items, functions, strict=True))
+    reprocessors = make_reprocessors(request, cached_items)
+    reprocessor_of = dict(zip(cached_items, reprocessors, strict=True))
     for item in engine_items:
         item.engine_fields = UnsentItem(
             item.modality,
@@ -471,6 +473,6 @@ def prepare_exchange(
             item.engine_fields,
             item.cache_entry,
             cache,
-            process_again_of.get(item),
+            reprocessor_of.get(item),
         )
     reader.remember_unsent(engine_items)
