@@ -1,9 +1,9 @@
 """Compare the specs of examples/wild with the code of their models, and write docs/data/wild.md.
 
 ``python -m tools.wild --help``. Chats are drawn and expanded by the spec and by a plain account of
-the model's own code; a tiny model of the same shape answers some of them in vLLM and, by the
-account, in transformers; the laws are checked. With the repositories at hand the lines of their
-own code are counted as well.
+the model's own code; a tiny model of the same shape answers some of them in vLLM, offline and over
+HTTP, and, by the account, in transformers; the laws are checked. With the repositories at hand the
+lines of their own code are counted as well.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ SECONDS = 300
 
 CHATS = 400
 REQUESTS = 10
+SERVED = 5
 EXAMPLES = 5
 """For each law."""
 
@@ -314,7 +315,12 @@ def print_counts(names: Sequence[str]) -> None:
         try:
             with TemporaryDirectory() as folder:
                 counts = measure(
-                    name, Path(folder), chats=CHATS, requests=REQUESTS, examples=EXAMPLES
+                    name,
+                    Path(folder),
+                    chats=CHATS,
+                    requests=REQUESTS,
+                    served=SERVED,
+                    examples=EXAMPLES,
                 )
             print_result({"name": name, **counts._asdict()})
         except Exception:
@@ -384,6 +390,7 @@ def write_page(results: dict[str, dict[str, Any]]) -> str:
                 f"{result['chats']}",
                 f"{result['offline']} of {result['requests']}",
                 f"{result['chat']} of {result['requests']}",
+                f"{result['http']} of {result['served']}",
                 str(result["laws"]),
             )
         )
@@ -396,6 +403,7 @@ def write_page(results: dict[str, dict[str, Any]]) -> str:
         "chats",
         "`generate`",
         "`chat`",
+        "HTTP",
         "laws",
     )
     values = {"table": format_table(head, rows), "chats": CHATS, "requests": REQUESTS}

@@ -16,7 +16,6 @@ from vllm import SamplingParams
 
 from mmkit import InputError, MultiModalModel
 from mmkit.generate import Classes
-from mmkit.serve import content_part
 from mmkit.serve.client import build_request
 from mmkit.serve.engine import Engine
 from mmkit.serve.protocol import GenerateRequest
@@ -26,6 +25,7 @@ from mmkit.vllm_api import DummyInputs, ProcessingInfo, Processor, checkpoint_pr
 from mmkit.wire.limits import Limits
 from tests.path.serve_app import serve
 from tests.path.test_random_specs import make_class
+from tests.wild.serve import encode_chat
 from tools.survey.doors import Doors
 
 from .words import DrawnSpec
@@ -90,7 +90,7 @@ class RequestPaths:
     def chat(self, messages: Messages) -> Outcome | str:
         """Return what a chat by HTTP hands to the engine, or the sentence of a refusal."""
         try:
-            encoded = encode_messages(messages)
+            encoded = encode_chat(messages)
         except InputError as error:
             return str(error)
         body = {"model": "words", "messages": encoded}
@@ -139,18 +139,6 @@ class RequestPaths:
                 chat_template_content_format="openai",
             )
         self._arrived = self._doors.last_prompt
-
-
-def encode_messages(messages: Messages) -> Messages:
-    """Return a chat as a client sends it in JSON."""
-    encoded = []
-    for message in messages:
-        parts = []
-        for part in message["content"]:
-            name = part["type"]
-            parts.append(part if name == "text" else content_part(name, part[name]))
-        encoded.append({**message, "content": parts})
-    return encoded
 
 
 @contextmanager

@@ -27,9 +27,9 @@ from tests import hf_law
 from tests.profiles import scaled
 from tests.wild.common import collect_items
 from tests.wild.compare import compare_chat, draw_chat, render
-from tests.wild.serve import ANSWER_TOKENS, answer_by_account, answer_by_engine, write_checkpoint
+from tests.wild.serve import ANSWER_TOKENS, answer_by_account, answer_by_engine, encode_chat, write_checkpoint
 
-from .request_paths import RequestPaths, encode_messages, open_paths
+from .request_paths import RequestPaths, open_paths
 from .words import DrawnRequest, DrawnSpec, Expected, requests, specs, wrong_requests
 from .words_model import CasesForCausalLM, open_cases
 
@@ -252,7 +252,7 @@ def check_session(
 
 def check_chat(server: Server, messages: Any, expected: list[int], answer: list[int]) -> None:
     """Ask over vLLM's chat."""
-    body = {"model": "cases", "messages": encode_messages(messages), "return_token_ids": True, **SAMPLING}
+    body = {"model": "cases", "messages": encode_chat(messages), "return_token_ids": True, **SAMPLING}
     response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120)
     assert response.status_code == 200, response.text
     assert response.json()["prompt_token_ids"] == expected

@@ -7,9 +7,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import torch
 
+from examples.server import Server
 from mmkit import serve_transformers
+from mmkit.serve import content_part
 from mmkit.testing import Report, check
 
 from .common import Expansion, Message, collect_items
@@ -26,6 +29,8 @@ class Counts(NamedTuple):
         requests: chats that were sent to an engine.
         offline: of these, the answers of `LLM.generate` that are the account's.
         chat: of these, the answers of `LLM.chat` that are the account's.
+        served: chats that were sent to a server.
+        http: of these, the answers that are the account's.
         distinct: different answers among them.
         laws: laws that hold.
     """
@@ -34,6 +39,8 @@ class Counts(NamedTuple):
     requests: int
     offline: int
     chat: int
+    served: int
+    http: int
     distinct: int
     laws: int
 
@@ -49,18 +56,19 @@ def compare_chats(name: str, count: int) -> None:
         compare_chat(opened, draw_chat(opened, number))
 
 
-def measure(name: str, folder: Path, *, chats: int, requests: int, examples: int) -> Counts:
-    """Compare chats of a model with its account, ask an engine, and check the laws.
+def measure(name: str, folder: Path, *, chats: int, requests: int, served: int, examples: int) -> Counts:
+    """Compare chats of a model with its account, ask an engine and a server, and check the laws.
 
     Args:
         name: of the model.
         folder: where its checkpoint goes.
         chats: how many are expanded.
         requests: how many of these are sent to an engine.
+        served: how many of those are sent to a server as well.
         examples: for each law.
 
     Raises:
-        AssertionError: a chat is expanded otherwise, or a law is violated.
+        AssertionError: a chat is expanded otherwise, the server rejects one, or a law is violated.
     """
     compare_chats(name, chats)
     opened = open_model(name)
@@ -68,11 +76,14 @@ def measure(name: str, folder: Path, *, chats: int, requests: int, examples: int
     messages = [draw_chat(opened, number) for number in range(requests)]
     expected = [answer_by_account(opened, model, messages_of_chat) for messages_of_chat in messages]
     offline, chat = answer_by_engine(opened, folder, messages)
+    http = answer_by_server(opened, folder, messages[:served])
     return Counts(
         chats=chats,
         requests=requests,
         offline=count_equal(offline, expected),
         chat=count_equal(chat, expected),
+        served=served,
+        http=count_equal(http, expected[:served]),
         distinct=len(set(map(tuple, expected))),
         laws=count_laws(check(opened.model.spec, folder, examples=examples)),
     )
@@ -186,3 +197,44 @@ def answer_by_engine(
             assert result.prompt_token_ids == expected, f"{route}:\n{prompts}"
         answers[route] = [list(result.outputs[0].token_ids) for result in results]
     return answers["generate"], answers["chat"]
+
+
+def answer_by_server(opened: OpenModel, folder: Path, chats: Sequence[list[Message]]) -> list[list[int]]:
+    """Return greedy ids of vLLM's server for chats, which renders them by the chat template of the checkpoint.
+
+    Raises:
+        AssertionError: a chat is rejected, or its prompt is not the account's.
+    """
+    options = ("--dtype", "float32", "--max-model-len", "2048", "--enforce-eager", "--served-model-name", "wild")
+    # an engine of this process sets the second variable to 0, which is no way for a server
+    environment = {"MMKIT_MODULES": "tests.wild.registered", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    answers = []
+    with Server(folder, *options, environment=environment, log=folder / "server.log") as server:
+        for messages in chats:
+            body = {
+                "model": "wild",
+                "messages": encode_chat(messages),
+                "temperature": 0.0,
+                "max_tokens": ANSWER_TOKENS,
+                "min_tokens": ANSWER_TOKENS,
+                "return_token_ids": True,
+            }
+            response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120)
+            assert response.status_code == 200, response.text
+            answer = response.json()
+            expected = opened.model.expand(opened.tokenizer, opened.config, messages).ids
+            assert answer["prompt_token_ids"] == expected
+            answers.append(answer["choices"][0]["token_ids"])
+    return answers
+
+
+def encode_chat(messages: Sequence[Message]) -> list[Message]:
+    """Return a chat as a client sends it in JSON."""
+    encoded = []
+    for message in messages:
+        parts = []
+        for part in message["content"]:
+            kind = part["type"]
+            parts.append(part if kind == "text" else content_part(kind, part[kind]))
+        encoded.append({**message, "content": parts})
+    return encoded
