@@ -510,7 +510,7 @@ def make_evaluator(
     limit: int | None,
     is_ids_only: bool,
     requires_rows: bool,
-    is_of_embeddings: bool = False,
+    is_of_embeddings: bool,
 ) -> LayoutEvaluator:
     """Return the evaluator of the layouts of a modality, whose attributes the arguments are.
 

@@ -151,6 +151,14 @@ def test_some_items_are_laid_out_and_others_are_not() -> None:
 # -- targets of several tokens -----------------------------------------------------------------------------------------
 
 
+def test_a_target_that_holds_another_one_is_one() -> None:
+    """The second item stands in the prompt already, which two targets would contradict."""
+    ecgs = ECGS.model_copy(update={"update": [replace([ECG, ECG]), replace(ECG)]})
+    plan = ModelSpec("spec", ecgs).bind(CONFIG)
+    data = {"ecg": [torch.tensor([0.0]), torch.tensor([1.0])]}
+    assert plan.expand([ECG, ECG, *lay_out([1])], data) == lay_out([0]) + lay_out([1])
+
+
 def test_a_text_as_target_is_found_behind_the_same_item_of_an_earlier_message() -> None:
     ecgs = ECGS.model_copy(update={"update": replace(tok.text("<ecg>"))})
     plan = ModelSpec("spec", ecgs).bind(LlamaConfig(vocab_size=200), Tokenizer())
