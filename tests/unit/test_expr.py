@@ -470,6 +470,11 @@ def test_the_largest_of_a_list_inside_a_loop_reads_the_element_around_it():
     assert layout.bind(STATIC).lay(STATIC).ids == [3, 4, 5]
 
 
+def test_the_longest_list_has_a_largest_element():
+    scope = Scope(cfg=SimpleNamespace(sizes=list(range(1024))))
+    assert fold(largest_of(cfg.sizes, by=lambda size: size), scope) == 1023
+
+
 @pytest.mark.parametrize(
     ("over", "problem"),
     [
