@@ -774,7 +774,7 @@ class ItemTokens:
 
 
 def as_text(ids: Sequence[int]) -> str:
-    """Return ids as a string, one character each.
+    """Return ids as a string, one character each: ``[5, 97]`` as ``"\x05a"``.
 
     Python finds one string in another in linear time, and has no such search for lists.
 

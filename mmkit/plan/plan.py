@@ -44,7 +44,7 @@ from .placement import (
 )
 from .policy import BoundPolicy
 from .processing import ProcessedFields
-from .text_targets import TextTargets
+from .text_targets import TextTarget, TextTargets
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
@@ -409,24 +409,12 @@ class Plan:
         self.check_bare(prompt, present)
         if not present:
             return PlacedPrompt(list(prompt), [])
+        targets: Sequence[TextTarget] = ()
         if self._text_targets is not None:
             targets = self._text_targets.find(present)
-            if targets:
-                # of items that become ids only, the targets tell whether the prompt is expanded
-                of_ids = {
-                    name: item_layouts
-                    for name, item_layouts in present.items()
-                    if self.modalities[name].is_ids_only
-                }
-                targets_of_ids = self._text_targets.find_in_layouts(of_ids)
-                if targets_of_ids:
-                    prompt = self._text_targets.restore(prompt, targets_of_ids)
-                # before anything is written anew: a layout may hold the text of a target
-                placed = self._place_if_expanded(prompt, present)
-                if placed is not None:
-                    return self.runs.merge(placed)
-                prompt = self._text_targets.restore(prompt, targets)
-        return self.runs.merge(self._place_split(prompt, present, self.reserved_targets))
+        if not targets:  # nearly always
+            return self.runs.merge(self._place_split(prompt, present, self.reserved_targets))
+        return self.runs.merge(self._place_among_texts(prompt, present, targets))
 
     def blame_options(self) -> AbstractContextManager[None]:
         """Return a context that reports errors as mistakes in the options of a request.
@@ -709,6 +697,35 @@ class Plan:
             layout = item.layout.for_index(item.index)
             layouts.setdefault(item.modality, []).append(layout)
         return layouts
+
+    def _place_among_texts(
+        self, prompt: list[int], layouts: LayoutsByModality, targets: Sequence[TextTarget]
+    ) -> PlacedPrompt:
+        """Place layouts in a prompt in which targets that are texts may lie across tokens.
+
+        A prompt that has all layouts already is placed as it is: a layout may hold the text of a
+        target, which must stay. So the other targets get their ids only after that was tried. Those
+        of items that become ids only get them before, since these targets tell whether the prompt
+        has the layouts; no layout of such an item holds its target.
+
+        Args:
+            prompt: token ids.
+            layouts: per modality and item, the layout.
+            targets: the targets of several tokens.
+        """
+        assert self._text_targets is not None
+        layouts_of_ids: dict[str, Sequence[ItemLayout]] = {}
+        for name, item_layouts in layouts.items():
+            if self.modalities[name].is_ids_only:
+                layouts_of_ids[name] = item_layouts
+        targets_of_ids = self._text_targets.find_in_layouts(layouts_of_ids)
+        if targets_of_ids:
+            prompt = self._text_targets.restore(prompt, targets_of_ids)
+        placed = self._place_if_expanded(prompt, layouts)
+        if placed is not None:
+            return placed
+        prompt = self._text_targets.restore(prompt, targets)
+        return self._place_split(prompt, layouts, self.reserved_targets)
 
     def _place_if_expanded(
         self, prompt: list[int], layouts: LayoutsByModality
