@@ -27,6 +27,8 @@ class ReacherConfig(LlamaConfig):
     """Positions of one picture in the prompt."""
     num_maps: int = 16
     """Points that an encoder looks for in a picture."""
+    sharpness: float = 1.0
+    """By what maps are multiplied before their softmax."""
     norm_stats: dict[str, Any] | None = None
     """See `STATISTICS`."""
     n_action_bins: int = 32

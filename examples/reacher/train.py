@@ -16,11 +16,17 @@ from .untrained import make_model, make_tokenizer
 from .world import Scenes, draw_scenes, observe, plan_as_expert, wrap_angles
 
 DEMONSTRATIONS = 20_000
-"""Chunks of the expert."""
+"""Chunks of the expert, each in a scene of its own."""
 
-CHUNKS_PER_SCENE = 4
-NOISE = 0.6
-"""How often a joint is pushed before the next chunk, so that the expert is seen to mend mistakes."""
+MISSES = 0.5
+"""The share of scenes whose arm has just missed its disc. Without them the model stops beside a disc for good: there it
+has seen only arms that have arrived."""
+
+MOST_MISSED = 0.5
+"""By how many radians each joint of such an arm may be off."""
+
+TRAINING_STEPS = 1200
+"""Batches of a training."""
 
 BATCH = 64
 LEARNING_RATE = 2e-3
@@ -45,21 +51,14 @@ class Demonstrations(NamedTuple):
 
 
 def demonstrate(count: int, seed: int) -> Demonstrations:
-    """Return chunks of an expert, who is disturbed between them."""
+    """Return chunks of an expert, who begins anywhere, or beside the disc that it is to touch."""
     rng = np.random.default_rng(seed)
-    scenes = draw_scenes(rng, -(-count // CHUNKS_PER_SCENE))
-    all_scenes = []
-    all_actions = []
-    for _ in range(CHUNKS_PER_SCENE):
-        actions = plan_as_expert(scenes)
-        all_scenes.append(scenes)
-        all_actions.append(actions)
-        pushed = wrap_angles(scenes.joints + rng.uniform(-0.5, 0.5, scenes.joints.shape))
-        moved = scenes.move(actions).joints
-        is_pushed = rng.random((len(moved), 1)) < NOISE
-        scenes = scenes._replace(joints=np.where(is_pushed, pushed, moved))
-    joined = Scenes(*(np.concatenate(parts)[:count] for parts in zip(*all_scenes, strict=True)))
-    return Demonstrations(joined, np.concatenate(all_actions)[:count])
+    scenes = draw_scenes(rng, count)
+    arrived = scenes.move(plan_as_expert(scenes)).joints
+    missed = wrap_angles(arrived + rng.uniform(-MOST_MISSED, MOST_MISSED, arrived.shape))
+    has_missed = rng.random((count, 1)) < MISSES
+    scenes = scenes._replace(joints=np.where(has_missed, missed, scenes.joints))
+    return Demonstrations(scenes, plan_as_expert(scenes))
 
 
 def prepare(processor: Any, demonstrations: Demonstrations) -> dict[str, torch.Tensor]:
@@ -91,7 +90,7 @@ def stack_answers(batch: Any, answers: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def fit(model: Any, rows: dict[str, torch.Tensor], steps: int) -> None:
     """Train a model to predict each token of the answers, on random rows; torch's seed decides which."""
-    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
     schedule = get_cosine_schedule_with_warmup(optimizer, WARM_UP_STEPS, steps)
     num_rows = len(rows["input_ids"])
     progress = tqdm(range(steps), desc="training", unit="step")
@@ -126,7 +125,7 @@ def train(steps: int, seed: int) -> tuple[Any, Any]:
 
 def main(
     folder: Annotated[Path, typer.Argument(help="Where the checkpoint goes.")],
-    steps: Annotated[int, typer.Option(help="Training steps.", min=0)] = 1500,
+    steps: Annotated[int, typer.Option(help="Training steps.", min=0)] = TRAINING_STEPS,
     seed: Annotated[int, typer.Option(help="Seed of the weights, and of the order of samples.", min=0)] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
 ) -> None:

@@ -3,15 +3,14 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from examples.reacher import CHECKPOINT
 from examples.reacher.__main__ import SEEDS
 from examples.reacher.report import Result
-from examples.reacher.train import train
-from examples.reacher.world import draw_scenes, observe, run_episodes
+from examples.reacher.seeds import count_touched
+from examples.reacher.train import TRAINING_STEPS, train
 from tests import ROOT
 from tests.engine.processes import run_python
 
@@ -19,15 +18,11 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 def test_a_model_that_is_trained_anew_touches_the_discs() -> None:
-    """Its weights are equal to those of the checkpoint only on the machine that trained both.
-
-    Other seeds of the weights touch a few per cent fewer discs: 0.947 after 2,000 steps with the seed 1.
-    """
+    """With another seed than the checkpoint's; python -m examples.reacher.seeds judges more of them."""
     torch.set_num_threads(1)
-    model, processor = train(1500, seed=0)
-    scenes = draw_scenes(np.random.default_rng(SEEDS[0]), 300)
-    episodes = run_episodes(scenes, lambda now: model.act(processor, observe(now)))
-    assert episodes.touched.mean() >= 0.93
+    model, processor = train(TRAINING_STEPS, seed=1)
+    num_scenes = 300
+    assert count_touched(model, processor, SEEDS[0], num_scenes) >= 0.97 * num_scenes
 
 
 def test_openpis_client_drives_it_as_transformers_does_and_as_the_documentation_says(tmp_path: Path) -> None:

@@ -82,6 +82,15 @@ def test_an_episode_ends_at_the_touch() -> None:
     assert not still.touched.any()
 
 
+def test_the_recordings_show_how_a_miss_is_mended() -> None:
+    demonstrations = demonstrate(200, seed=0)
+    scenes = demonstrations.scenes
+    distances = np.linalg.norm(locate_tips(scenes.joints) - scenes.goals, axis=-1)
+    assert ((distances > DISC_RADIUS) & (distances < 3 * DISC_RADIUS)).mean() > 0.2
+    # an arm that rests tells nothing: an episode ends at the touch
+    assert np.abs(demonstrations.actions).max((1, 2)).min() > 1e-3
+
+
 def test_the_answers_to_learn_are_the_actions_of_the_expert() -> None:
     processor = make_processor()
     demonstrations = demonstrate(12, seed=0)

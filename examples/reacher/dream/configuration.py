@@ -16,5 +16,7 @@ class DreamConfig(LlamaConfig):
     """Positions of a picture in the prompt."""
     num_maps: int = 32
     """Points that the encoder looks for in a picture."""
+    sharpness: float = 1.0
+    """By what maps are multiplied before their softmax."""
     first_place_id: int | None = None
     """The id of the first place, behind which come the others, and the two sides."""
