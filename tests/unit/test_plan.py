@@ -407,6 +407,15 @@ def test_a_grid_is_compared_with_the_layout_of_each_item(layout, items):
         expect_refusal(SpecError, expected, evaluator.evaluate_positions, item_fields, list(tokens.mask))
 
 
+def test_each_run_of_rows_between_literals_is_a_frame_in_m_rope():
+    layout = literal(7) + embed(5) * 6 + literal(7) + embed(5) * 6
+    evaluator = bind_modality(layout=layout, positions=(2, 2, 3)).layout_evaluator
+    frames = evaluator.evaluate_positions({}, [0] + [1] * 6 + [0] + [1] * 6)
+    assert [start for start, _ in frames] == [1, 8]
+    for _, positions in frames:
+        assert positions.tolist() == [[0] * 6, [0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2]]
+
+
 def write_nine(items, scope):
     return {"x": [[9]] * len(items)}
 

@@ -534,3 +534,14 @@ def test_derived_numbers_are_not_cut_off(value, dtype):
     expected = rf"fields\['d'\]: (value: )*expected numbers (that {dtype} holds|for a {dtype})"
     with pytest.raises(SpecError, match=expected):
         bind_modality(item=Tensor((between(3, 8),)), fields=declared, process=process)
+
+
+def test_a_derived_field_without_a_value_is_a_mistake_of_the_spec():
+    def find_number(scope):
+        raise ValueError("no number")
+
+    def process(items, scope):
+        return {"x": items}
+
+    with pytest.raises(SpecError, match=r"spec\.m, fields\['d'\]: expected a value, got ValueError: no number\.$"):
+        bind_modality(fields={"x": batched(), "d": derived(find_number)}, process=process)
