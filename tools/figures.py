@@ -91,6 +91,7 @@ def read_figures() -> dict[str, str]:
     figures |= read_gallery()
     figures |= read_costs()
     figures |= read_one_class()
+    figures |= read_robots()
     figures["planted.bugs"] = len(read_rows(DATA / "planted-bugs.md"))
     figures["laws"] = len(read_rows(ROOT / "docs" / "laws.md"))
     for name, table in read_result_tables().items():
@@ -274,6 +275,18 @@ def read_result_tables() -> dict[str, str]:
         if "table" in result:
             tables[path.stem] = "\n".join(result["table"])
     return tables
+
+
+def read_robots() -> dict[str, int]:
+    """Return how the benchmarks of robots were run, and the load of the machine before them."""
+    alone = read_json(RESULTS / "robots.json")
+    served = read_json(RESULTS / "robots_served.json")
+    return {
+        "robots.load": round(alone["load_before"]),
+        "robots_served.load": round(served["load_before"]),
+        "robots_served.rounds": served["rounds"],
+        "robots_served.observations": served["observations"],
+    }
 
 
 def read_json(path: Path) -> Any:
