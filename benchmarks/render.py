@@ -84,9 +84,13 @@ def main(
     for figure in figures:
         memory = f"{figure['mib']} MiB" if figure["mib"] else ""
         row = [figure["model"], figure["what"].replace("_", "-"), f"{figure['per_second']:.1f}"]
-        rows.append([*row, measure.format_ratio(figure), memory])
+        times = [f"{figure['server_ms']:.1f} ms", ""]
+        if figure["mib"]:
+            times[1] = f"{figure['render_processes_ms']:.1f} ms"
+        rows.append([*row, measure.format_ratio(figure), *times, memory])
     report = {"requests": requests, "rounds": rounds, "rows": figures}
-    columns = ["model", "by", "requests/s", "times hand-written", "memory of each process"]
+    columns = ["model", "by", "requests/s", "times hand-written"]
+    columns += ["processor time of the server", "of render processes", "memory of each process"]
     measure.store("render", report, columns, rows)
 
 
@@ -111,13 +115,20 @@ def measure_system(
             pids[what] = stack.enter_context(render_in_processes(doors[what], count))
         chats = [make_chat(seed) for seed in range(requests)]
         seconds: dict[str, list[float]] = {what: [] for what in doors}
+        in_server: dict[str, list[float]] = {what: [] for what in doors}
+        in_processes: dict[str, list[float]] = {what: [] for what in doors}
         for number in measure.show_progress(range(rounds + 1), name):
             for what, door in doors.items():
                 decode_elsewhere(what in pids)
+                others_before = read_processor_seconds(pids.get(what, ()))
+                server_before = time.process_time()
                 start = time.perf_counter()
                 render(door, chats)
                 if number:  # the first one warms up
                     seconds[what].append(time.perf_counter() - start)
+                    in_server[what].append(time.process_time() - server_before)
+                    others = read_processor_seconds(pids.get(what, ()))
+                    in_processes[what].append(others - others_before)
         for what in doors:
             memory = []
             for pid in pids.get(what, ()):
@@ -129,8 +140,19 @@ def measure_system(
                 "what": what,
                 "per_second": requests / statistics.median(seconds[what]),
                 **measure.compare(series, "base", "own"),
+                "server_ms": 1000 * statistics.median(in_server[what]) / requests,
+                "render_processes_ms": 1000 * statistics.median(in_processes[what]) / requests,
                 "mib": max(memory, default=None),
             }
+
+
+def read_processor_seconds(pids: Sequence[int]) -> float:
+    """Return the processor time that processes have taken together."""
+    seconds = 0.0
+    for pid in pids:
+        times = psutil.Process(pid).cpu_times()
+        seconds += times.user + times.system
+    return seconds
 
 
 @contextmanager
