@@ -133,6 +133,11 @@ def test_a_vector_of_sessions_is_the_reference(client: Client, frames: np.ndarra
 class SlidingDrive:
     """A session with a window, beside a list of the tokens that are left.
 
+    Args:
+        client: of the server.
+        session: has its first chunk.
+        prompt: of this chunk.
+
     Attributes:
         session: the session.
         ids: the tokens of the prompt of the last chunk.
@@ -140,10 +145,10 @@ class SlidingDrive:
         dropped: the items and tokens that slides dropped, by the index of the chunk after them.
     """
 
-    def __init__(self, client: Client, session: Session) -> None:
+    def __init__(self, client: Client, session: Session, prompt: list[int]) -> None:
         self._client = client
         self.session = session
-        self.ids = PROMPT
+        self.ids = prompt
         self.chunks: list[ChunkMessage] = [session.first]
         self.dropped: dict[int, tuple[dict[str, int], int]] = {}
         self._first_action = 0
@@ -168,18 +173,20 @@ class SlidingDrive:
 
 
 def test_a_window_slides_as_often_as_it_has_to(client: Client) -> None:
-    """33 frames in a model of 25, with three slides; tests/engine/terra compares slides with those of the reference."""
-    with client.session(PROMPT, ITEMS, window={"keep": 20}, **SAMPLING) as session:
-        drive = SlidingDrive(client, session)
-        for number in range(3, 35):
+    """31 frames in a model of 25, with two slides; tests/engine/terra compares slides with those of the reference."""
+    prompt = make_prompt(0, 22)
+    items = {"actions": ACTIONS[0, :22]}
+    with client.session(prompt, items, window={"keep": 20}, **SAMPLING) as session:
+        drive = SlidingDrive(client, session, prompt)
+        for number in range(22, 30):
             drive.step(number)
-    frames = generate_by_reference(DRIVE.frames[None, :3], DRIVE.actions[None], 33, keep=20)
+    frames = generate_by_reference(DRIVE.frames[None], DRIVE.actions[None], 9, context=22, keep=20)
     assert [chunk.token_ids for chunk in drive.chunks] == frames[0].tolist()
-    assert drive.dropped == dict.fromkeys([22, 27, 32], ({"actions": 5}, 5 * TOKENS_PER_FRAME))
-    assert drive.chunks[21].usage.prompt_tokens == 24 * TOKENS_PER_FRAME
-    assert drive.chunks[22].usage.prompt_tokens == 20 * TOKENS_PER_FRAME
+    assert drive.dropped == dict.fromkeys([3, 8], ({"actions": 5}, 5 * TOKENS_PER_FRAME))
+    assert drive.chunks[2].usage.prompt_tokens == 24 * TOKENS_PER_FRAME
+    assert drive.chunks[3].usage.prompt_tokens == 20 * TOKENS_PER_FRAME
     # without a slide, the engine has all but what is new, and at most a block
-    for chunk in drive.chunks[1:22]:
+    for chunk in drive.chunks[1:3]:
         num_cached = chunk.usage.prompt_tokens_details.cached_tokens
         assert chunk.usage.prompt_tokens - num_cached < STEP + BLOCK_SIZE
 
