@@ -1,6 +1,9 @@
 """Outputs that stand in a text: what the engine says is legal, however it is asked, and comes over every route."""
 
+import random
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +11,16 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 from vllm import SamplingParams
 
+from examples.series.configuration import WavesConfig
 from examples.series.offline import engine
 from examples.server import Server
 from mmkit import InputError
 from mmkit.model.sampling import sampling_params
 from mmkit.serve.client import Client, RequestError
+from mmkit.serve.protocol import AnswerPart, Choice
 from mmkit.vllm_api.errors import Refused
 from tests.engine.processes import engines_in_this_process, run_engines_in_their_processes
 from tests.engine.test_series import TEMPLATE
@@ -210,30 +216,101 @@ def test_own_routes_return_texts_and_arrays(client: Client, llm: Any) -> None:
     assert num_whole > 0
 
 
-def test_a_stream_says_where_an_output_begins(client: Client, llm: Any) -> None:
-    outputs = bind(llm)
-    options = make_options(outputs)
-    items = {"series": [SERIES[0]]}
-    answer = client.generate("<series> is a", items, output="action", **options)
-    ids: dict[int, list[int]] = {0: [], 1: []}
-    begun: dict[int, list[int]] = {0: [], 1: []}
-    whole: dict[int, list[Any]] = {0: [], 1: []}
-    for event in client.stream("<series> is a", items, output="action", **options):
-        for choice in event.choices:
-            ids[choice.index] += choice.token_ids
-            for part in choice.parts or ():
-                assert part.type == "output"
-                if part.output is None:
-                    assert ids[choice.index][part.start] == outputs["action"].after
-                    begun[choice.index].append(part.start)
-                else:
-                    whole[choice.index].append(part)
-    for choice in answer.choices:
-        assert ids[choice.index] == choice.token_ids
-        parts = [part for part in choice.parts or () if part.type == "output"]
-        assert begun[choice.index] == [part.start for part in parts]
-        expected = [part.output.tolist() for part in parts if part.output is not None]
-        assert [part.output.tolist() for part in whole[choice.index]] == expected
+@dataclass
+class StreamedAnswer:
+    """One of the answers of a stream, put together from its events.
+
+    Attributes:
+        ids: its ids.
+        text: its text.
+        starts: where its outputs begin, by the events in which they do.
+        whole: its outputs that are whole.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    text: str = ""
+    starts: list[int] = field(default_factory=list)
+    whole: list[AnswerPart] = field(default_factory=list)
+
+    def add(self, choice: Choice, after: int) -> None:
+        """Add what an event has of this answer.
+
+        Raises:
+            AssertionError: an output begins in it that is not among its ids.
+        """
+        num_before = len(self.ids)
+        self.ids += choice.token_ids
+        self.text += choice.text or ""
+        for part in choice.parts or ():
+            assert part.type == "output"
+            if part.output is not None:
+                self.whole.append(part)
+            # an output that begins and ends in one event comes once, whole
+            if part.start not in self.starts:
+                assert part.start >= num_before
+                assert self.ids[part.start] == after
+                self.starts.append(part.start)
+
+
+def draw_sampling(rng: random.Random, after: int) -> dict[str, Any]:
+    """Draw the options of a request for one to three answers; few, some or many outputs are in them."""
+    options: dict[str, Any] = {
+        "n": rng.randint(1, 3),
+        "seed": rng.randrange(1000),
+        "temperature": rng.choice([0.7, 1.3]),
+        "max_tokens": rng.randint(1, 40),
+        "logit_bias": {str(after): rng.choice([-100.0, 4.0, 12.0, 12.0])},
+    }
+    if rng.random() < 0.3:
+        # the most likely id alone: vLLM takes no second answer at temperature 0
+        options["top_k"] = 1
+    return options
+
+
+def test_drawn_generations_that_are_streamed_are_legal(client: Client, checkpoint: Path) -> None:
+    """400 answers, up to three in a stream: put together they are those of the same request without a stream."""
+    config, tokenizer = WavesConfig.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
+    outputs = SPEAKING.bind(config, tokenizer).outputs
+    rng = random.Random(0)
+    counts = Counter[str]()
+    while counts["answers"] < 400:
+        output = outputs[rng.choice(NAMES)]
+        items = {"series": [rng.choice(SERIES)]}
+        options = draw_sampling(rng, output.after)
+        answer = client.generate("<series> is a", items, output=output.name, **options)
+        streamed = [StreamedAnswer() for _ in range(options["n"])]
+        for event in client.stream("<series> is a", items, output=output.name, **options):
+            for choice in event.choices:
+                streamed[choice.index].add(choice, output.after)
+        for choice in answer.choices:
+            check_streamed_answer(streamed[choice.index], choice)
+            assert find_illegal_id(choice.token_ids, **get_marks(outputs, output.name)) is None
+            num_whole, num_cut_off = check_parts(output, choice.token_ids, [])
+            counts["answers"] += 1
+            counts["in streams of several"] += options["n"] > 1
+            counts["whole outputs"] += num_whole
+            counts["cut off"] += num_cut_off
+            counts["without output"] += num_whole + num_cut_off == 0
+    print(dict(counts))
+    assert counts["in streams of several"] > 200
+    assert counts["whole outputs"] > 400
+    assert counts["cut off"] > 40
+    assert counts["without output"] > 40
+
+
+def check_streamed_answer(streamed: StreamedAnswer, choice: Choice) -> None:
+    """Compare an answer that was streamed with the same one as a whole."""
+    assert streamed.ids == choice.token_ids
+    assert streamed.text == (choice.text or "")
+    parts = [part for part in choice.parts or () if part.type == "output"]
+    assert streamed.starts == [part.start for part in parts]
+    whole = [part for part in parts if part.output is not None]
+    assert [part.start for part in streamed.whole] == [part.start for part in whole]
+    assert [part.length for part in streamed.whole] == [part.length for part in whole]
+    for received, part in zip(streamed.whole, whole, strict=True):
+        assert received.output is not None
+        assert part.output is not None
+        assert np.array_equal(received.output, part.output)
 
 
 def test_sessions_have_parts_too(client: Client, llm: Any) -> None:
