@@ -9,6 +9,7 @@ vLLM's. `write_model_source` in `mmkit.generate` writes the subclasses.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -154,6 +155,20 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
         _subclass_decoder(model, decoder)
         model.get_decoder = lambda: model.get_submodule(name_of_decoder)
         return model
+
+    def _decorate_cls_for_torch_compile(self, cls: Any, *args: Any, **options: Any) -> None:
+        """Let vLLM decorate the class of the decoder for torch.compile; vLLM calls it from 0.19 on.
+
+        Up to 0.21 vLLM decorates a subclass, and puts it into the module of transformers' class.
+        There the author's class would find it, and call it by its own arguments.
+        """
+        module = sys.modules[cls.__module__]
+        original: Any = getattr(module, cls.__name__, None)
+        super()._decorate_cls_for_torch_compile(cls, *args, **options)
+        decorated: Any = getattr(module, cls.__name__, None)
+        if decorated is not original:
+            setattr(module, cls.__name__, original)
+            _classes_of_decoders[cls.__base__] = decorated
 
     def _make_without_weights(self, config: Any, **options: Any) -> Any:
         """Make the author's class on a device that holds no values.
