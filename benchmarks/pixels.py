@@ -26,7 +26,7 @@ import typer
 from PIL import Image as PILImage
 from torchvision.transforms.v2.functional import InterpolationMode, resize
 
-from examples.gallery.internvl import MAX_TILES, MEAN, MIN_TILES, SIZE, STD, Tiles
+from examples.gallery.internvl import INTERNVL, MAX_TILES, MEAN, MIN_TILES, SIZE, STD, Tiles
 from examples.pixels import Pixels
 from mmkit import ModelSpec, cfg, hf, kwargs, later, proc
 
@@ -80,6 +80,21 @@ class ByteTiles(FastTiles):
 
     def tile_image(self, image: PILImage.Image) -> torch.Tensor:
         return self.make_tiles(getattr(image, "media", image))
+
+
+def change_process(spec: ModelSpec, process: Any) -> ModelSpec:
+    """Return the images of a spec, processed otherwise."""
+    return ModelSpec(spec.name, spec["image"].model_copy(update={"process": process}))
+
+
+def make_tiled(tiles: type[Tiles]) -> ModelSpec:
+    """Return the images of InternVL, made into tiles by another class."""
+    use_thumbnail = kwargs.get("use_thumbnail", cfg.use_thumbnail)
+    return change_process(INTERNVL, hf(later(tiles)(SIZE, MIN_TILES, MAX_TILES, use_thumbnail)))
+
+
+INTERNVL_FLOATS = make_tiled(FastTiles)
+INTERNVL_BYTES = make_tiled(ByteTiles)
 
 
 def main(
@@ -210,13 +225,8 @@ def make_sides(name: str, folder: Path) -> dict[str, Side]:
     spec = system.load_spec()
     specs = {"spec, floats": (spec, False)}
     if name == "internvl2":
-        use_thumbnail = kwargs.get("use_thumbnail", cfg.use_thumbnail)
-        for by, tiles in {
-            "torchvision, floats": FastTiles,
-            "torchvision, bytes": ByteTiles,
-        }.items():
-            tiler = later(tiles)(SIZE, MIN_TILES, MAX_TILES, use_thumbnail)
-            specs[by] = (change_process(spec, hf(tiler)), False)
+        specs["torchvision, floats"] = (INTERNVL_FLOATS, False)
+        specs["torchvision, bytes"] = (INTERNVL_BYTES, False)
     else:
         specs["spec, bytes"] = (spec, True)
     if name == "llava":
@@ -237,11 +247,6 @@ def make_sides(name: str, folder: Path) -> dict[str, Side]:
     for by, processor in processors.items():
         sides[by] = Side(processor, image_processor, ids, FIELDS[name])
     return sides
-
-
-def change_process(spec: ModelSpec, process: Any) -> ModelSpec:
-    """Return the images of a spec, processed otherwise."""
-    return ModelSpec(spec.name, spec["image"].model_copy(update={"process": process}))
 
 
 def make_processor(
@@ -286,9 +291,9 @@ def find_prompt(system: Any) -> list[int]:
     raise LookupError(f"{system.name} has no case with one image")
 
 
-def make_photograph(width: int, height: int) -> bytes:
+def make_photograph(width: int, height: int, seed: int = 0) -> bytes:
     """Return a JPEG of large shapes, and noise as of a camera."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     shapes = random.integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8)
     smooth = np.asarray(
         PILImage.fromarray(shapes).resize((width, height), PILImage.Resampling.BICUBIC)

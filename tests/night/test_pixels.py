@@ -1,4 +1,11 @@
-"""The pixels of examples/pixels.py are those of the fast processors of transformers, bit for bit."""
+"""The pixels of examples/pixels.py are those of the fast processors of transformers, bit for bit.
+
+A model that normalises bytes answers as it does to floats: vLLM's own Qwen2-VL and InternVL, 60 pictures each. The
+LLaVA-like model is in test_containment.py.
+"""
+
+from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,10 +14,16 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from vllm import LLM, SamplingParams
+from vllm.config import MultiModalConfig
 
+from benchmarks.pixels import FIELDS, find_prompt
 from examples.pixels import Pixels
 from mmkit.testing.options import BYTES_OPTIONS
+from tests.oracles import SYSTEMS
 from tests.profiles import scaled
+
+from . import pixel_models
 
 SQUARE = {"height": 40, "width": 40}
 PROCESSORS = [
@@ -43,3 +56,101 @@ def test_what_differs_is_refused() -> None:
     floats = np.zeros((4, 4, 3), np.float32)
     with pytest.raises(ValueError, match="a float32 image"):
         Pixels(PROCESSORS[0])([floats])
+
+
+# -- bytes and floats in an engine -------------------------------------------------------------------------------------
+
+NUM_PICTURES = 60
+ROUNDING = 1e-3
+"""How much more probable one id may be than another one, as a difference of logarithms, where rounding chooses."""
+
+ENGINES: dict[str, dict[torch.dtype, tuple[str, dict[str, Any]]]] = {
+    "qwen2_vl": {
+        torch.float32: ("Qwen2VLOfSpec", {"mm_device_do_normalize": False}),
+        torch.uint8: ("Qwen2VLOfSpec", {"mm_device_do_normalize": True}),
+    },
+    "internvl2": {torch.float32: ("InternVLOfFloats", {}), torch.uint8: ("InternVLOfBytes", {})},
+}
+"""By system and dtype of the pixels, an architecture of pixel_models.py and options of its engine."""
+
+CONFIGS = {"internvl2": {"vision_config": {"hidden_act": "gelu"}}}
+"""What the stored config lacks, which is for processors alone."""
+
+
+@pytest.fixture
+def random_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw weights so large that pictures decide the answers, and no two alike.
+
+    vLLM's own dummy weights are below 0.001, come all from one seed, and replace the mean of the pixels, too.
+    """
+
+    def draw_weights(loader: Any, model: torch.nn.Module, model_config: Any) -> None:
+        generator = torch.Generator().manual_seed(0)
+        for parameter in model.parameters():
+            values = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim > 1:
+                values *= 2 / parameter[0].numel() ** 0.5
+            parameter.data.copy_(values)
+
+    monkeypatch.setattr("vllm.model_executor.model_loader.dummy_loader.DummyModelLoader.load_weights", draw_weights)
+
+
+def draw_pictures() -> list[Image.Image]:
+    """Return pictures of many sizes, with shapes as large as a patch."""
+    random = np.random.default_rng(0)
+    pictures = []
+    for _ in range(NUM_PICTURES):
+        width, height = random.integers(28, 400, 2).tolist()
+        shapes = random.integers(0, 256, (max(2, height // 16), max(2, width // 16), 3), dtype=np.uint8)
+        pictures.append(Image.fromarray(shapes).resize((width, height), Image.Resampling.BICUBIC))
+    return pictures
+
+
+def answer_pictures(name: str, dtype: torch.dtype, engines: ExitStack) -> list[Any]:
+    """Return the completions of a system's engine whose pixels have a dtype."""
+    architecture, options = ENGINES[name][dtype]
+    llm = LLM(
+        SYSTEMS[name].checkpoint,
+        dtype="float32",
+        load_format="dummy",
+        enforce_eager=True,
+        seed=0,
+        max_model_len=2048,
+        block_size=32,
+        trust_remote_code=True,
+        hf_overrides={"architectures": [architecture], **CONFIGS.get(name, {})},
+        limit_mm_per_prompt={"image": 1, "video": 0},
+        **options,
+    )
+    engines.callback(llm.llm_engine.engine_core.shutdown)
+    prompt = find_prompt(SYSTEMS[name])
+    requests = []
+    for picture in draw_pictures():
+        requests.append({"prompt_token_ids": list(prompt), "multi_modal_data": {"image": picture}})
+    (rendered,) = llm.llm_engine.renderer.render_cmpl([requests[0]], skip_mm_cache=True)
+    (item,) = rendered["mm_kwargs"]["image"]
+    assert item[FIELDS[name]].data.dtype == dtype
+    sampling = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False, logprobs=2)
+    return [result.outputs[0] for result in llm.generate(requests, sampling, use_tqdm=False)]
+
+
+def find_margin(completion: Any, other: Any) -> float:
+    """Return how sure a completion is of its first id that another one lacks; 0 where the ids are equal."""
+    for position, (left, right) in enumerate(zip(completion.token_ids, other.token_ids, strict=True)):
+        if left != right:
+            first, second = sorted(entry.logprob for entry in completion.logprobs[position].values())[-2:]
+            return abs(first - second)
+    return 0.0
+
+
+@pytest.mark.skipif(not hasattr(MultiModalConfig, "mm_device_do_normalize"), reason="this vLLM normalises no bytes")
+@pytest.mark.parametrize("name", ENGINES)
+def test_bytes_have_the_answers_of_floats(name: str, engines: ExitStack, random_weights: None) -> None:
+    """Of normalising, only the last bit may differ; so an id may where two are equally probable."""
+    pixel_models.register()
+    by_floats = answer_pictures(name, torch.float32, engines)
+    by_bytes = answer_pictures(name, torch.uint8, engines)
+    assert len({tuple(completion.token_ids) for completion in by_floats}) > NUM_PICTURES // 2
+    margins = [find_margin(left, right) for left, right in zip(by_floats, by_bytes, strict=True)]
+    print(f"{name}: {margins.count(0.0)} of {NUM_PICTURES} answers equal, largest margin {max(margins):.1e}")
+    assert max(margins) < ROUNDING
