@@ -6,7 +6,9 @@ CUDA graphs, and vLLM's own Llama of the same size, each in a process of its own
 its memory back. Llama gets the same ids with ids in place of the actions: what Terra takes longer
 is the share of mmkit and of the model's position table. `--part` runs some of the four, `--tiny`
 the same with a model of a few thousand parameters on whatever device there is, to see that the
-script works.
+script works. Its seconds are processor time, and its engines run in this process: a tiny model's
+step is Python alone, and while other work shares the cores, two processes that wait for each other
+took 0.3 to 4 times as long in one run as in the next.
 
 The bound is what the memory's bandwidth allows: to make one token for each stream, a step reads
 every weight but the embedding table, and the keys and values of every position so far,
@@ -20,6 +22,7 @@ so a frame cannot take less than the sum of its steps' bytes by the bandwidth, t
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -133,6 +136,10 @@ def measure_part(part: str, counts: list[int], frames: int, tiny: bool) -> Itera
     For each count of streams, the first rollout warms up; the second is measured, with other frames
     and actions.
     """
+    clock = time.perf_counter
+    if tiny:
+        clock = time.process_time
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     cfg = make_config(tiny)
     model = make_reference(cfg, "meta")
     if part == "hf":
@@ -146,7 +153,10 @@ def measure_part(part: str, counts: list[int], frames: int, tiny: bool) -> Itera
         for streams in counts:
             for _ in rollout(*draw_inputs(cfg, streams, seed=0), 2):
                 pass
-            seconds = sum(rollout(*draw_inputs(cfg, streams, seed=1), frames))
+            begin = clock()
+            for _ in rollout(*draw_inputs(cfg, streams, seed=1), frames):
+                pass
+            seconds = clock() - begin
             least = 0.0
             for number in range(frames):
                 least += count_bytes(model, streams, CONTEXT + number)
@@ -179,7 +189,7 @@ def draw_inputs(cfg: Any, streams: int, seed: int) -> tuple[np.ndarray, np.ndarr
 
 @contextmanager
 def start_engine(cfg: Any, part: str, streams: int) -> Iterator[Any]:
-    """Yield a function that rolls out in vLLM, and yields the seconds of each frame."""
+    """Yield a function that rolls out in vLLM, and yields each frame when it is complete."""
     from examples.terra import register
     from examples.terra.rollout import VllmTerra
 
@@ -189,19 +199,15 @@ def start_engine(cfg: Any, part: str, streams: int) -> Iterator[Any]:
         cfg.save_pretrained(folder)
         terra = VllmTerra(folder, enforce_eager=part == "eager", **options)
 
-    def rollout(context: np.ndarray, actions: np.ndarray, frames: int) -> Any:
-        for step in terra.rollout(context, actions, frames):
-            yield step.seconds
-
     try:
-        yield rollout
+        yield terra.rollout
     finally:  # on a GPU, a process whose engine runs does not end
         terra.llm.llm_engine.engine_core.shutdown()
 
 
 @contextmanager
 def start_llama(cfg: Any, streams: int, *, eager: bool) -> Iterator[Any]:
-    """Yield a function that rolls out in vLLM's own Llama, and yields the seconds of each frame.
+    """Yield a function that rolls out in vLLM's own Llama, and yields each frame's results.
 
     Its prompts are as long as Terra's, and its engine has the same options. An id of no meaning
     stands at each position of an action. `eager` compiles nothing.
@@ -232,9 +238,8 @@ def start_llama(cfg: Any, streams: int, *, eager: bool) -> Iterator[Any]:
             prompts.append(prompt)
         for _ in range(frames):
             requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-            start = time.perf_counter()
             results = llm.generate(requests, sampling, use_tqdm=False)  # type: ignore[arg-type]
-            yield time.perf_counter() - start
+            yield results
             for prompt, result in zip(prompts, results, strict=True):
                 prompt += list(result.outputs[0].token_ids) + action
 
@@ -248,7 +253,7 @@ def start_llama(cfg: Any, streams: int, *, eager: bool) -> Iterator[Any]:
 def load_reference(cfg: Any) -> Iterator[Any]:
     """Yield a function that rolls out in the Hugging Face reference, with its KV cache.
 
-    That function yields the seconds of each frame.
+    That function yields each frame when it is complete.
     """
     import torch
 
@@ -257,11 +262,8 @@ def load_reference(cfg: Any) -> Iterator[Any]:
     def rollout(context: np.ndarray, actions: np.ndarray, frames: int) -> Any:
         context_there = torch.from_numpy(context).to(find_device())
         actions_there = torch.from_numpy(actions).to(find_device())
-        start = time.perf_counter()
         for frame in model.rollout(context_there, actions_there, frames):
-            frame.cpu()  # waits for the device
-            yield time.perf_counter() - start
-            start = time.perf_counter()
+            yield frame.cpu()  # waits for the device
 
     yield rollout
 
