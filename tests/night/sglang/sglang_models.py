@@ -1,12 +1,14 @@
-"""Models for SGLang: of examples/llava_like, of `notes`, and one whose encoder is wrong for some items."""
+"""Models for SGLang: of examples/llava_like, of `notes`, of Qwen2-VL, and one whose encoder is wrong for some items."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from sglang.srt.models.llama import LlamaForCausalLM
+from sglang.srt.models.qwen2 import Qwen2ForCausalLM
 from torch import nn
 from transformers import CLIPVisionModel
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
 from examples.gallery.qwen2_vl import QWEN2_VL
 from examples.llava_like.spec import LLAVA_LIKE
@@ -58,10 +60,34 @@ class FaultyForCausalLM(MultiModalModel, LlamaForCausalLM):
 
 @register(QWEN2_VL)
 class Qwen2VLForConditionalGeneration(MultiModalModel, nn.Module):
-    """For its processor: it runs nothing."""
+    """The vision tower of transformers, and a Qwen2 of SGLang's, whose positions have three dimensions."""
 
-    def embed_image(self, **fields: Any) -> Any: ...
-    def embed_video(self, **fields: Any) -> Any: ...
+    def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
+        nn.Module.__init__(self)
+        self.visual = Qwen2VisionTransformerPretrainedModel._from_config(config.vision_config)
+        config.text_config.tie_word_embeddings = config.tie_word_embeddings  # which Qwen2 reads there
+        self.language_model = Qwen2ForCausalLM(config.text_config, quant_config)
+        self.bind(config)
+
+    def embed_image(self, pixel_values: torch.Tensor, image_grid_thw: torch.Tensor) -> list[torch.Tensor]:
+        rows = self.visual(pixel_values, grid_thw=image_grid_thw).pooler_output
+        counts = image_grid_thw.prod(-1) // self.visual.spatial_merge_size**2
+        return list(rows.split(counts.tolist()))
+
+    def embed_video(self, pixel_values_videos: torch.Tensor, video_grid_thw: torch.Tensor) -> list[torch.Tensor]:
+        return self.embed_image(pixel_values_videos, video_grid_thw)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Load a checkpoint with the published names of the weights."""
+        of_language_model = []
+        of_tower = {}
+        for name, weight in weights:
+            if name.startswith("visual."):
+                of_tower[name.removeprefix("visual.")] = weight
+            else:
+                of_language_model.append((name, weight))
+        self.language_model.load_weights(of_language_model)
+        self.visual.load_state_dict(of_tower)
 
 
 @register(LLAVA_LIKE)
