@@ -14,7 +14,7 @@ import torch
 
 from ..errors import InputError, SpecError, convert_errors, locate_errors, report_as_spec_error
 from ..language.expr import Scope
-from ..language.field import Field, Identity, remove_padding
+from ..language.field import Batched, Field, Identity, remove_padding
 from ..language.items import ItemType
 from ..language.node import dependencies, evaluate_all
 from ..language.scope import Fields
@@ -32,6 +32,13 @@ _ONE_BY_ONE = (
     "hf(..., one_by_one=True)."
 )
 """The remedy where a Hugging Face processor returns one batch for several items, as Idefics2's."""
+
+_SEVERAL_PER_ITEM = (
+    "If an item has several, declare flat(...). If the processor passes arguments of its own to "
+    "its image processor, repeat them: hf(..., kwargs={...})."
+)
+"""The remedy where a Hugging Face processor returns more entries than items, as GotOcr2's image
+processor does where its file says ``crop_to_patches``, which the processor turns off."""
 
 
 class NeedsProcessing(SpecError):
@@ -412,8 +419,13 @@ class FieldProcessor:
         try:
             return step.field.split(data, scopes)
         except SpecError as error:
-            if self.hf_call is not None and len(scopes) > 1 and _has_one_entry(data):
+            if self.hf_call is None:
+                raise
+            num_entries = _count_entries(data)
+            if len(scopes) > 1 and num_entries == 1:
                 raise SpecError(f"{error} {_ONE_BY_ONE}") from error
+            if isinstance(step.field, Batched) and num_entries > len(scopes):
+                raise SpecError(f"{error} {_SEVERAL_PER_ITEM}") from error
             raise
 
     def _derive_all(self, field: Field, batch: ItemBatch, scopes: Sequence[Scope]) -> Sequence[Any]:
@@ -459,11 +471,11 @@ class FieldProcessor:
             raise InputError(f"{step.where}: {error}") from error
 
 
-def _has_one_entry(data: Any) -> bool:
-    """Return whether a processed tensor, or list of tensors, has an extent of 1."""
-    if isinstance(data, torch.Tensor):
-        return data.shape[:1] == (1,)
-    return isinstance(data, list) and len(data) == 1
+def _count_entries(data: Any) -> int:
+    """Return the first extent of a processed tensor, or of a list of tensors; 0 for other data."""
+    if isinstance(data, torch.Tensor) and data.ndim > 0:
+        return len(data)
+    return len(data) if isinstance(data, list) else 0
 
 
 def order_fields(fields: Mapping[str, Field]) -> list[str]:

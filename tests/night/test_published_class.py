@@ -98,6 +98,13 @@ def answer_by_transformers(folder: Path, text: str, images: list[Image.Image]) -
     return ids[0, inputs["input_ids"].shape[1] :].tolist()
 
 
+def test_the_check_of_the_page_finds_transformers_answers(folder: Path, environment: dict[str, str]) -> None:
+    (block,) = [block for block in parse_page(PAGE).blocks if f"from {PACKAGE}.model import" in block.content]
+    command = [sys.executable, "-c", block.content]
+    process = subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+
+
 def make_url(image: Image.Image) -> dict[str, Any]:
     file = io.BytesIO()
     image.save(file, "PNG")

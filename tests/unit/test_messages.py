@@ -1102,6 +1102,25 @@ def test_a_hugging_face_processor_that_returns_one_batch_for_all_items():
     assert [field["x"].tolist() for field in expanded.fields["m"]] == [[[0, 0, 0]], [[1, 1, 1]]]
 
 
+def return_three_crops(m, crop=True):
+    """Return three entries for an item, unless they are turned off."""
+    return {"x": torch.stack([item for item in m for _ in range(3 if crop else 1)])}
+
+
+def test_a_hugging_face_processor_that_returns_more_entries_than_items():
+    parts = dict(item=Tensor((3,)), layout=embed(5), fields={"x": batched()}, processor=return_three_crops)
+    sentence = (
+        "spec.m, fields['x']: expected 1 items along the first dimension, got 3. If an item has several, declare "
+        "flat(...). If the processor passes arguments of its own to its image processor, repeat them: hf(..., "
+        "kwargs={...})."
+    )
+    with rejects(SpecError, sentence):
+        preview({"m": [torch.zeros(3)]}, process=hf(), **parts)
+
+    expanded = preview({"m": [torch.zeros(3)]}, process=hf(kwargs={"crop": False}), **parts)
+    assert [field["x"].shape for field in expanded.fields["m"]] == [(3,)]
+
+
 def test_an_option_of_a_request_that_is_named_as_an_input():
     plan = bind_plan(make_modality(process=hf()), processor=reject_call)
     with_option = plan_for_options(plan, {"m": 0}, reject_call)
