@@ -19,6 +19,7 @@ ALL = (
     "scale",
     "render",
     "pixels",
+    "pixels_served",
     "one_class",
     "terra_cpu",
     "serve_load",
