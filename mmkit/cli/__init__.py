@@ -12,7 +12,16 @@ the time in which vLLM and transformers are imported: all that they make is kept
 
 def main() -> None:
     """Run the command line."""
+    thresholds = gc.get_threshold()
     gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
+    try:
+        _run_app()
+    finally:
+        # who calls this function in a longer program, as tests do, keeps its own
+        gc.set_threshold(*thresholds)
+
+
+def _run_app() -> None:
     try:
         from .commands import app
     except ModuleNotFoundError as error:
