@@ -106,9 +106,10 @@ class WatchedAnswer:
         if self._status >= 400:
             errors.count_foreign_refusal(self._scope, self._state.plan, self._status, body)
             self._status = 0  # so that the next part of the body is not counted
-        elif body.startswith(_ERROR_EVENT):
+        elif body.startswith(_ERROR_EVENT) and not self._state.is_stopping:
+            # the stop, which ends streams by such an event, is no fault
             event = body.partition(b"\n")[0].removeprefix(b"data: ")
-            errors.count_foreign_refusal(self._scope, self._state.plan, 400, event)
+            errors.count_foreign_refusal(self._scope, self._state.plan, self._status, event)
 
 
 async def handle_input_error(request: Request, error: Exception) -> Response:

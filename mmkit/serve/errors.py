@@ -289,12 +289,15 @@ def count_foreign_refusal(scope: Any, plan: Plan, status: int, body: bytes) -> N
     Args:
         scope: that of the request.
         plan: the spec.
-        status: of HTTP.
+        status: of HTTP; 200 for an error within a stream, whose `code` is the status.
         body: an error in OpenAI's form, or another one.
     """
     if scope.get(_COUNTED):
         return
     error = _parse_error(body)
+    if status == HTTPStatus.OK:
+        code = error.get("code")
+        status = code if isinstance(code, int) else HTTPStatus.BAD_REQUEST
     message = error.get("message")
     where = error.get("param")
     if not where and isinstance(message, str) and ": expected " in message:

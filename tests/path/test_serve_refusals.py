@@ -218,6 +218,13 @@ def test_an_error_within_a_stream_is_counted(client):
     assert count("vllm", "sampling") == before + 1
 
 
+def test_a_fault_within_a_stream_is_counted_as_one_of_the_engine(client):
+    before = count("vllm", "engine")
+    error = '{"error": {"message": "no", "type": "InternalServerError", "param": null, "code": 500}}'
+    assert ask_for(client, 200, f"data: {error}\n\n").status_code == 200
+    assert count("vllm", "engine") == before + 1
+
+
 # -- a server that stops -----------------------------------------------------------------------------------------------
 
 
