@@ -54,16 +54,21 @@ def show_progress(values: Iterable[Any], what: str) -> Any:
 def store(
     name: str, report: Mapping[str, Any], columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
-    """Print a report as a table of Markdown, and keep both in `benchmarks/results`.
+    """Print a report as a table of Markdown, and keep both in the folder of results.
 
-    MMKIT_RESULTS names another folder. The machine of the figures is stored with them.
+    The machine of the figures is stored with them.
     """
     table = shared.format_table(columns, rows)
-    folder = Path(os.environ.get("MMKIT_RESULTS", RESULTS))
+    folder = find_folder()
     folder.mkdir(parents=True, exist_ok=True)
     result = {"on": describe_machine(), **report, "table": table.splitlines()}
     (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
     print(table)
+
+
+def find_folder() -> Path:
+    """Return the folder of results, which MMKIT_RESULTS names where it is another one."""
+    return Path(os.environ.get("MMKIT_RESULTS", RESULTS))
 
 
 def describe_machine() -> dict[str, Any]:

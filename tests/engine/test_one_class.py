@@ -15,6 +15,7 @@ from examples.series.waves import ANSWER_WORDS, FIRST_TEST_SEED, PROMPT, make_wa
 from mmkit import InputError
 from tests.engine.one_class import OneClassWavesForCausalLM, register
 from tests.engine.processes import engines_in_this_process
+from tests.engine.rounding import ROUNDING
 
 pytestmark = pytest.mark.gpu
 
@@ -60,7 +61,7 @@ def test_log_probabilities_are_those_of_transformers(llm: Any, model: Any, proce
             logits = model(**processor(PROMPT, series=series)).logits[0, -1]
         expected = logits.log_softmax(-1)
         for token, entry in result.outputs[0].logprobs[0].items():
-            assert entry.logprob == pytest.approx(expected[token].item(), abs=1e-4)
+            assert entry.logprob == pytest.approx(expected[token].item(), abs=ROUNDING)
 
 
 def test_prompts_in_pieces_and_from_the_prefix_cache(llm: Any, model: Any, processor: Any) -> None:
