@@ -71,6 +71,9 @@ class _Format(NamedTuple):
         return self.first <= raw[0] <= self.last or raw[0] in self.longer
 
 
+_VALUES = f"a text, an array of numpy, a number, or lists of numbers at most {MAX_DEPTH} deep"
+"""What may stand under a key, for errors."""
+
 _MAP = _Format(0x80, 0x8F, (0xDE, 0xDF))
 _TEXT = _Format(0xA0, 0xBF, (0xD9, 0xDA, 0xDB))
 _BYTES = _Format(0xC4, 0xC6, ())
@@ -182,7 +185,7 @@ class _ObservationReader:
         if self._num_list_bytes > MAX_LIST_BYTES:
             expected = f"at most {MAX_LIST_BYTES} bytes of numbers in lists"
             raise InputError(where, expected, "more", "Send an array of numpy.")
-        return _decode(_decode_numbers, raw, where)
+        return _decode(_decode_numbers, raw, where, expected=_VALUES)
 
     def _parse_array(self, entries: dict[str, Raw], where: str) -> np.ndarray[Any, Any]:
         """Return an array, which is a view of the message."""
@@ -236,8 +239,16 @@ def _parse_map_header(raw: memoryview) -> tuple[int, int]:
     return 1, raw[0] & 0x0F
 
 
-def _decode(decode: Callable[[Any], Any], raw: memoryview, where: str) -> Any:
+def _decode(
+    decode: Callable[[Any], Any], raw: memoryview, where: str, *, expected: str | None = None
+) -> Any:
     """Return what a decoder of msgspec makes of a value.
+
+    Args:
+        decode: of one type.
+        raw: the bytes of the value.
+        where: the key of the value.
+        expected: what an error names in place of the decoder's type.
 
     Raises:
         InputError: the value is malformed, or of another type.
@@ -246,7 +257,7 @@ def _decode(decode: Callable[[Any], Any], raw: memoryview, where: str) -> Any:
         return decode(raw)
     except msgspec.ValidationError as error:
         mistake = parse_mistake(error)
-        raise InputError(where, mistake.expected, mistake.got) from None
+        raise InputError(where, expected or mistake.expected, mistake.got) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         problem = str(error).removeprefix("MessagePack data is malformed: ").rstrip(".")
         got = f"other bytes: {problem[:1].lower()}{problem[1:]}"
