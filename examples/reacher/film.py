@@ -33,7 +33,7 @@ def count_actions(episodes: Episodes) -> np.ndarray:
 
 
 def write_film(path: Path, scenes: Scenes, episodes: Episodes) -> None:
-    """Write the film of a few scenes, side by side, each with its instruction and the camera at the tip in a corner."""
+    """Write the film of a few scenes, side by side, each above what the camera at the tip of its arm sees."""
     frames = []
     for step in range(int(count_actions(episodes).max()) + 1):
         frames.append(_draw_frame(scenes._replace(joints=episodes.joints[:, step])))
@@ -47,14 +47,16 @@ def write_film(path: Path, scenes: Scenes, episodes: Episodes) -> None:
 def _draw_frame(scenes: Scenes) -> Image.Image:
     """Return one picture of all scenes."""
     observations = observe(scenes)
-    frame = Image.new("RGB", (len(scenes.joints) * (SIZE + MARGIN) + MARGIN, SIZE + CAPTION + MARGIN), "white")
+    wrist_size = SIZE * observations.wrist.shape[1] // SCENE_PIXELS // 2
+    width = len(scenes.joints) * (SIZE + MARGIN) + MARGIN
+    below_scene = CAPTION + SIZE + MARGIN
+    frame = Image.new("RGB", (width, below_scene + wrist_size + MARGIN), "white")
     draw = ImageDraw.Draw(frame)
-    corner = SIZE * observations.wrist.shape[1] // SCENE_PIXELS // 2
     for number, picture in enumerate(render(scenes, SIZE)):
         left = MARGIN + number * (SIZE + MARGIN)
         draw.text((left, 6), observations.instructions[number], fill="black")
         frame.paste(Image.fromarray(picture), (left, CAPTION))
-        wrist = Image.fromarray(observations.wrist[number]).resize((corner, corner), Image.Resampling.NEAREST)
-        frame.paste(wrist, (left + SIZE - corner, CAPTION))
-        draw.rectangle((left + SIZE - corner, CAPTION, left + SIZE - 1, CAPTION + corner - 1), outline="black")
+        wrist = Image.fromarray(observations.wrist[number])
+        frame.paste(wrist.resize((wrist_size, wrist_size), Image.Resampling.NEAREST), (left, below_scene))
+        draw.text((left + wrist_size + MARGIN, below_scene), "the camera\nat the tip", fill="black")
     return frame
