@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from .lines import count_code_lines
 from .shared import ROOT
 
 DATA = ROOT / "docs" / "data"
@@ -33,10 +34,19 @@ PAGES = [
     DATA / "gallery.md",
     DATA / "laws-on-vllm.md",
     DATA / "performance.md",
+    DATA / "plugins-in-the-field.md",
     DATA / "recall.md",
     DATA / "terra-speed.md",
 ]
 """The pages with figures that this program writes."""
+
+SPECS_OF_PLUGINS = (
+    "gallery/vibevoice.py",
+    "gallery/nemo_salm.py",
+    "gallery/chatts.py",
+    "wild/biomed_rna.py",
+)
+"""Specs of plugins outside vLLM, below the examples."""
 
 FINDINGS_OF_ALL = {1, 2, 3, 4, 28}
 """Findings of the survey in code that all processors of vLLM share."""
@@ -89,6 +99,7 @@ def read_figures() -> dict[str, str]:
     figures |= read_survey()
     figures |= read_recall()
     figures |= read_gallery()
+    figures |= count_specs_of_plugins()
     figures |= read_costs()
     figures |= read_one_class()
     figures |= read_robots()
@@ -213,6 +224,16 @@ def read_gallery() -> dict[str, Any]:
         "gallery.stored": sum(stored),
         "gallery.drawn": max(drawn),
     }
+
+
+def count_specs_of_plugins() -> dict[str, int]:
+    """Return the lines of the specs of plugins, counted as those of the gallery."""
+    figures = {}
+    for path in SPECS_OF_PLUGINS:
+        file = ROOT / "examples" / path
+        source = file.read_text(encoding="utf-8")
+        figures[f"plugins.{file.stem}"] = count_code_lines(source, imports=False)
+    return figures
 
 
 def read_costs() -> dict[str, str]:
