@@ -48,7 +48,8 @@ class MmkitError(ValueError):
 class SpecError(MmkitError):
     """A spec that cannot work.
 
-    mmkit raises it when a spec is declared, or bound to a config and a tokenizer.
+    mmkit raises it when a spec is declared, or bound to a config and a tokenizer; and at a request,
+    if only this shows that a function of the spec, or its Hugging Face processor, is at fault.
 
     Attributes:
         others: further errors of the same spec, where it was bound.
