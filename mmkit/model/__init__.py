@@ -6,6 +6,5 @@
 - `weight_names`: the names that such a class reads from a checkpoint;
 - `registration`: what a class must have for a spec;
 - `mrope`: M-RoPE positions of a prompt;
-- `sampling`: which ids may be sampled, by request;
-- `sound`: encoder rows that the language model cannot carry.
+- `sampling`: which ids may be sampled, by request.
 """

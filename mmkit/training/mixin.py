@@ -117,7 +117,7 @@ class MultiModalMixin:
     def generate(self, inputs: torch.Tensor | None = None, **options: Any) -> Any:
         """Return the ids that transformers' `generate` adds to the prompts of a batch.
 
-        Pad prompts on the left. vLLM never samples a placeholder. For the same here, pass
+        Pad prompts on the left. vLLM does not sample placeholders. For the same here, pass
         ``suppress_tokens=sorted(processor.plan.embed_ids)``, or set it in `generation_config`.
 
         Args:

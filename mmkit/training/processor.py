@@ -315,7 +315,8 @@ class Processor(SavedProcessor):
 
         Args:
             conversation: messages with `role` and `content`, or lists of them. Templates also
-                receive what vLLM passes on: `tool_calls`, `tool_call_id`, `reasoning`, `name`.
+                receive what vLLM passes on: `tool_calls`, `tool_call_id`, `reasoning`, `name`,
+                `task`, and `tools` of a developer's message.
             chat_template: a template, or the name of one, in place of the processor's. Without it,
                 and with `tools`, the tokenizer's own comes first, as in vLLM.
             tokenize: return tensors: only `input_ids`, or all with ``return_dict=True``.

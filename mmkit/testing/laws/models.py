@@ -59,7 +59,7 @@ def counts(case: Case) -> None:
 def safety(case: Case) -> None:
     """Placeholders without data and unknown ids do not crash the model.
 
-    The model never samples a placeholder.
+    The model does not sample a placeholder.
     """
     subject = case.subject
     model = case.model
