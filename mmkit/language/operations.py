@@ -377,6 +377,46 @@ def _guard_call(
     return call
 
 
+# cached results
+
+_CACHEABLE_TYPES = frozenset({bool, int, float, str, type(None)})
+"""Types of values by which a result is cached: equal values of one of these types are
+interchangeable."""
+
+_MAX_CACHED_RESULTS = 256
+"""Results that are cached of each expression."""
+
+_NOT_CACHED: Any = object()
+"""In place of a result that is not cached."""
+
+ComputeOfValues: TypeAlias = "Callable[[Scope, list[Any]], Any]"
+"""A function of a scope, and of values that were read in it."""
+
+
+def _cache_by_values(compute: ComputeOfValues) -> ComputeOfValues:
+    """Return `compute` with its results cached by the vocabulary, the values and their types.
+
+    Nothing else may decide a result. Nothing is cached for values other than numbers and strings.
+    """
+    results: dict[tuple[Any, ...], Any] = {}
+
+    def compute_cached(scope: Scope, values: list[Any]) -> Any:
+        types = tuple(map(type, values))
+        if not _CACHEABLE_TYPES.issuperset(types):
+            return compute(scope, values)
+        # with the types, since 1 and 1.0 are equal
+        key = (scope.tok, *values, *types)
+        result = results.get(key, _NOT_CACHED)
+        if result is _NOT_CACHED:
+            result = compute(scope, values)
+            if len(results) >= _MAX_CACHED_RESULTS:
+                results.clear()
+            results[key] = result
+        return result
+
+    return compute_cached
+
+
 # roots, attributes, elements
 
 _WHY_ABSENT = {
@@ -530,13 +570,6 @@ def _compile_where(expr: Recorded) -> Compiled:
     return choose
 
 
-_CACHEABLE_TYPES = frozenset({bool, int, float, str, type(None)})
-"""Types of values by which a result is cached: equal values of one of these types are
-interchangeable."""
-
-_MAX_CACHED_RESULTS = 256
-"""Results that are cached of each expression."""
-
 MAX_ELEMENTS = 1024
 """Elements of the longest list of `largest_of`: a config may hold a list of any length."""
 
@@ -562,43 +595,35 @@ def _compile_largest_of(expr: Recorded) -> Compiled:
             ranks.append(to_python(evaluate_all(rank, inner)))
         return elements[ranks.index(max(ranks))]
 
-    return _guard_call(expr, _cache_by_inputs(expr, find_largest), _explain_largest)
+    return _guard_call(expr, _cache_by_dependencies(expr, find_largest), _explain_largest)
 
 
-def _cache_by_inputs(expr: Recorded, compute: Compiled) -> Compiled:
+def _cache_by_dependencies(expr: Recorded, compute: Compiled) -> Compiled:
     """Return `compute` of an expression, with its results cached by what the expression reads.
 
-    Nothing is cached where the expression calls a plain function, which may read anything, nor for
-    inputs that are no numbers and strings, or that have no value in this scope: only one branch of
-    a `where` is evaluated, and the other one may read what is absent.
+    Nothing is cached where the expression calls a plain function, which may read anything, nor
+    where something has no value in this scope: only one branch of a `where` is evaluated, and the
+    other one may read what is absent.
     """
-    inputs: list[Compiled] = []
+    readers: list[Compiled] = []
     for dependency in expr._dependencies:
         if dependency.root == FUNCTION:
             return compute
-        inputs.append(_compile_operand(dependency.expr))
-    results: dict[tuple[Any, ...], Any] = {}
+        readers.append(_compile_operand(dependency.expr))
 
-    def compute_cached(scope: Scope) -> Any:
+    def compute_of_values(scope: Scope, values: list[Any]) -> Any:
+        return compute(scope)
+
+    compute_cached = _cache_by_values(compute_of_values)
+
+    def read_and_compute(scope: Scope) -> Any:
         try:
-            values = [compute_input(scope) for compute_input in inputs]
+            values = [reader(scope) for reader in readers]
         except SpecError:
             return compute(scope)
-        types = [type(value) for value in values]
-        if not _CACHEABLE_TYPES.issuperset(types):
-            return compute(scope)
-        # with the types, since 1 and 1.0 are equal; with the vocabulary, since a token's id is no
-        # dependency
-        key = (scope.tok, *values, *types)
-        result = results.get(key, _MISSING)
-        if result is _MISSING:
-            result = compute(scope)
-            if len(results) == _MAX_CACHED_RESULTS:
-                results.clear()
-            results[key] = result
-        return result
+        return compute_cached(scope, values)
 
-    return compute_cached
+    return read_and_compute
 
 
 def _explain_largest(expr: Recorded, error: Exception, scope: Scope) -> str:
@@ -628,23 +653,16 @@ def _compile_call(expr: Recorded) -> Compiled:
             arguments[position] = value
         return arguments
 
-    @lru_cache(maxsize=_MAX_CACHED_RESULTS, typed=True)
-    def call_cached(*values: Any) -> Any:
+    def call(scope: Scope, values: list[Any]) -> Any:
         return function(*list_arguments(values))
 
-    def call(*values: Any) -> Any:
-        for value in values:
-            if type(value) not in _CACHEABLE_TYPES:
-                return function(*list_arguments(values))
-        return call_cached(*values)
-
-    def explain(expr: Recorded, error: Exception, *values: Any) -> str:
+    def explain(expr: Recorded, error: Exception, scope: Scope, values: list[Any]) -> str:
         return _explain_values(expr, error, *list_arguments(values))
 
-    guarded_call = _guard_call(expr, call, explain)
+    guarded_call = _guard_call(expr, _cache_by_values(call), explain)
 
     def compute(scope: Scope) -> Any:
-        return guarded_call(*[operand(scope) for operand in operands])
+        return guarded_call(scope, [operand(scope) for operand in operands])
 
     return compute
 
