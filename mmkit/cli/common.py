@@ -125,9 +125,9 @@ def open_checkpoint(spec: ModelSpec, folder: str | Path, *, trust_remote_code: b
         config = checkpoint_processors.load_config_for_spec(
             path, enable_mm_embeds=takes_embeds, trust_remote_code=trust_remote_code
         )
-        return checkpoint_processors.make_processor(
-            spec.classes, config
-        ).info  # a processor binds its spec
+        # a processor binds its spec
+        processor = checkpoint_processors.make_processor(spec.classes, config)
+        return processor.info
     except SpecError as error:
         error.args = (f"{error} {remedy}".rstrip(),)
         raise
