@@ -457,23 +457,23 @@ def _hide_modules_beside(model: nn.Module, names: Sequence[str]) -> Iterator[Non
 
     A module that is replaced meanwhile stays replaced.
     """
-    visible: dict[nn.Module, set[str]] = {}
+    parents: set[str] = set()
     for name in names:
-        module = model
-        path = ""
-        for child in name.split("."):
-            if path in names:  # a named module is visible as a whole
-                break
-            visible.setdefault(module, set()).add(child)
-            module = module.get_submodule(child)
-            path = f"{path}.{child}".removeprefix(".")
+        while name:
+            name = name.rpartition(".")[0]
+            parents.add(name)
+    # a named module is visible as a whole; the model itself, "", has a prefix of all names
+    prefixes = tuple([f"{name}.".lstrip(".") for name in names])
     before: dict[nn.Module, dict[str, Any]] = {}
-    for module, children in visible.items():
+    for path, module in list(model.named_modules()):
+        if path not in parents or f"{path}.".startswith(prefixes):
+            continue
         before[module] = module._modules
         module._modules = {}
-        for name, child_module in before[module].items():
-            if name in children:
-                module._modules[name] = child_module
+        for name, child in before[module].items():
+            child_path = f"{path}.{name}".lstrip(".")
+            if child_path in parents or child_path in names:
+                module._modules[name] = child
     try:
         yield
     finally:
