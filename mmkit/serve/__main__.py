@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from tempfile import TemporaryDirectory
 
 from ..errors import MmkitError
-from ..wire.limits import Limits
+from .limits import ServerLimits
 
 DEFAULT_PLUGIN_KINDS = ("general", "io_processor", "platform", "stat_logger")
 """The kinds of plugins that vLLM loads where VLLM_PLUGINS is not set."""
@@ -44,7 +44,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
     Raises:
         MmkitError: names the variable.
     """
-    Limits.from_environment(environment)
+    ServerLimits.from_environment(environment)
     rust = environment.get("VLLM_USE_RUST_FRONTEND", "")
     if rust not in ("", "0"):
         remedy = "vLLM's front end in Rust runs no spec and has no routes of mmkit: unset it."

@@ -37,13 +37,14 @@ from starlette.requests import ClientDisconnect, Request
 from ..errors import InputError
 from ..vllm_api.chat import ITEMS_BY_URL, ChatItem
 from ..vllm_api.server_request import SERVER_REQUEST, ItemPaths, ServerRequest
-from ..wire.decoding import decode_json, make_depth_error, quote, run_in_thread_if_large
+from ..wire.decoding import decode_json, make_depth_error, quote
 from ..wire.limits import Limits, TooLarge, check_size, count_values
 from . import errors
 from .messages import MESSAGE_FORMATS, Messages, MovedItem
 from .middleware import ServerMiddleware
 from .routes import receive_body
 from .state import ServerState
+from .threads import run_in_thread_if_large
 
 MAX_JSON_VALUES = 2**14
 """Values in the JSON of a request at vLLM's routes, beside those of a prompt."""

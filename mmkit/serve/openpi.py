@@ -26,12 +26,12 @@ from msgspec import Raw
 from ..errors import InputError, SpecError
 from ..language.policy import PROMPT_KEY
 from ..plan.policy import BoundPolicy
-from ..wire.decoding import run_in_thread_if_large
 from . import errors
 from .errors import TooBusy
 from .observations import MESSAGE, decode_observation, encode_answer
 from .session import GOING_AWAY, NORMAL, RESTART, SessionEnd, choose_close_code
 from .state import ServerState
+from .threads import run_in_thread_if_large
 
 OPENPI_ROUTE = "/v1/realtime/robot/openpi"
 """The path of the route, by which it is behind vLLM's check of keys."""

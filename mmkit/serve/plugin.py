@@ -16,10 +16,10 @@ from ..plan.modality import BoundModality
 from ..vllm_api import offload
 from ..vllm_api.media import can_decode_audio
 from ..vllm_api.processor import Processor
-from ..wire.limits import Limits
 from .answers import AnswerMiddleware, handle_input_error
 from .bodies import BodyMiddleware
 from .engine import Engine
+from .limits import ServerLimits
 from .openpi import OpenpiMiddleware, check_policy
 from .routes import router
 from .state import ServerState, find_state
@@ -52,7 +52,8 @@ class MmkitEndpoints:
         app.include_router(router)
         app.include_router(APIRouter(lifespan=configure_uvicorn))
         # vLLM's own loaders have no other limit of ours
-        os.environ.setdefault("VLLM_MAX_IMAGE_PIXELS", str(Limits.from_environment().pixels))
+        most_pixels = ServerLimits.from_environment().pixels
+        os.environ.setdefault("VLLM_MAX_IMAGE_PIXELS", str(most_pixels))
         # a redirect may lead to a host that is not allowed
         os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
 
@@ -70,7 +71,7 @@ class MmkitEndpoints:
         engine = Engine(engine_client, processor, trust_kwargs=trust_kwargs)
         models = list(args.served_model_name or [args.model])
         origins = getattr(args, "allowed_origins", "*")
-        state.mmkit = ServerState(engine, Limits.from_environment(), models, origins)
+        state.mmkit = ServerState(engine, ServerLimits.from_environment(), models, origins)
         engine.call_before_shutdown(state.mmkit.stop)
         if processor.plan.policy is not None:
             await asyncio.to_thread(check_policy, state.mmkit, processor.plan.policy)

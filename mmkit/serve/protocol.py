@@ -7,13 +7,15 @@ an integer field refuses 1.5 and "1".
 from __future__ import annotations
 
 import base64
+import json
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 from msgspec import Meta, Raw, Struct, field
 
-from ..wire.limits import Limits
+from .limits import ServerLimits
 
 # -- requests --------------------------------------------------------------------------------------
 
@@ -327,7 +329,7 @@ class Modalities(_ServerStruct, frozen=True):
     max_model_len: int
     text: bool
     modalities: list[ModalityInfo]
-    limits: Limits
+    limits: ServerLimits
     outputs: list[OutputInfo] = []
 
 
@@ -387,3 +389,25 @@ class ClosedMessage(_ServerStruct, frozen=True, tag="closed"):
 
 ServerMessage = ReadyMessage | TokensMessage | ChunkMessage | ErrorMessage | ClosedMessage
 """A message of a server in a session."""
+
+
+# -- schemas ---------------------------------------------------------------------------------------
+
+
+def build_schema(model: Any) -> Any:
+    """Return the JSON schema of a struct in one piece, with the definition of each part inline.
+
+    A reference would be one into another document.
+    """
+    (root,), definitions = msgspec.json.schema_components([model])
+
+    def resolve(part: dict[str, Any]) -> Any:
+        if "$ref" not in part:
+            return part
+        name = part["$ref"].rpartition("/")[2]
+        return inline_definitions(definitions[name])
+
+    def inline_definitions(part: Any) -> Any:
+        return json.loads(msgspec.json.encode(part), object_hook=resolve)
+
+    return inline_definitions(root)

@@ -44,7 +44,7 @@ from starlette.requests import ClientDisconnect
 from ..document.schema import build_item_schema
 from ..errors import InputError
 from ..vllm_api.compat import find
-from ..wire.decoding import build_schema, decode_json, run_in_thread_if_large
+from ..wire.decoding import decode_json
 from ..wire.limits import Limits, parse_message
 from . import errors, protocol
 from .engine import Stopped
@@ -52,6 +52,7 @@ from .errors import NoPolicy, NoSpec, OtherOrigin
 from .openpi import OPENPI_ROUTE, RobotConnection
 from .session import Session
 from .state import Answer, ServerState, find_state
+from .threads import run_in_thread_if_large
 
 _VLLM_UTILS = "entrypoints.serve.utils.api_utils"
 with_cancellation = find(f"{_VLLM_UTILS}:with_cancellation")
@@ -81,7 +82,7 @@ router = APIRouter(tags=["multimodal items"])
 
 def describe_content(kind: Any) -> dict[str, Any]:
     """Return the description of a body in JSON."""
-    return {"content": {_JSON: {"schema": build_schema(kind)}}}
+    return {"content": {_JSON: {"schema": protocol.build_schema(kind)}}}
 
 
 def describe_responses(kind: Any, *, streams: bool = False) -> dict[int | str, dict[str, Any]]:

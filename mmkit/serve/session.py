@@ -23,13 +23,14 @@ from fastapi import WebSocket, WebSocketDisconnect
 from msgspec import structs
 
 from ..errors import InputError
-from ..wire.decoding import SAMPLING_FIELD, decode_fields, run_in_thread_if_large
+from ..wire.decoding import SAMPLING_FIELD, decode_fields
 from ..wire.limits import parse_message
 from . import errors, protocol
 from .errors import TooBusy
 from .history import History, SessionItem, group_by_modality, locate_items, merge_values
 from .protocol import NULL, ClientMessage
 from .state import Answer, ServerState
+from .threads import run_in_thread_if_large
 
 NORMAL, GOING_AWAY, ERROR, RESTART, BUSY = 1000, 1001, 1011, 1012, 1013
 """Close codes of websockets."""

@@ -17,11 +17,11 @@ from ..vllm_api.chat import list_part_types
 from ..vllm_api.server_request import SERVER_REQUEST, ItemPaths, ServerRequest
 from ..wire.decoding import decode_fields, quote
 from ..wire.items import Decoder, encode_value, list_embeds_fields
-from ..wire.limits import Limits
 from . import protocol
 from .description import describe_modality
 from .engine import Engine
 from .errors import SESSIONS, TooBusy
+from .limits import ServerLimits
 from .protocol import AnswerPart, Choice, OutputInfo, PromptTokensDetails, Usage
 
 NUM_CONTEXT_IDS = 6
@@ -57,7 +57,7 @@ class ServerState:
     """
 
     def __init__(
-        self, engine: Engine, limits: Limits, models: list[str], origins: Iterable[str] = "*"
+        self, engine: Engine, limits: ServerLimits, models: list[str], origins: Iterable[str] = "*"
     ) -> None:
         self.engine = engine
         self.limits = limits

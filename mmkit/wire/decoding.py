@@ -7,19 +7,15 @@ the mistake in the request.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, field
 
 from ..errors import InputError
-
-T = TypeVar("T")
 
 SAMPLING_FIELD = "sampling_params"
 """The field of a request for parameters of sampling. Clients often put these beside it."""
@@ -33,9 +29,6 @@ sent."""
 
 MAX_SEARCHED_BYTES = 2**18
 """Bytes of malformed JSON in which the path of the mistake is looked for."""
-
-MAX_INLINE_BYTES = 2**16
-"""Bytes that are decoded on the event loop. More would hold up the other requests."""
 
 _ANOTHER_FIELD = "another one"
 """What an error says it got in place of a field that there is."""
@@ -120,41 +113,6 @@ def quote(value: str) -> str:
     if len(value) <= MAX_QUOTED_CHARS:
         return repr(value)
     return f"'{repr(value[:MAX_QUOTED_CHARS])[1:-1]}...'"
-
-
-async def run_in_thread_if_large(
-    size: int, function: Callable[..., T], *args: Any, most_bytes: int = MAX_INLINE_BYTES
-) -> T:
-    """Run a function; in a thread if it works on many bytes, so the event loop stays free.
-
-    Args:
-        size: number of bytes that the function works on.
-        function: takes `args`.
-        args: its arguments.
-        most_bytes: the most bytes without a thread.
-    """
-    if size <= most_bytes:
-        return function(*args)
-    return await asyncio.to_thread(function, *args)
-
-
-def build_schema(model: Any) -> Any:
-    """Return the JSON schema of a struct in one piece, with the definition of each part inline.
-
-    A reference would be one into another document.
-    """
-    (root,), definitions = msgspec.json.schema_components([model])
-
-    def resolve(part: dict[str, Any]) -> Any:
-        if "$ref" not in part:
-            return part
-        name = part["$ref"].rpartition("/")[2]
-        return inline_definitions(definitions[name])
-
-    def inline_definitions(part: Any) -> Any:
-        return json.loads(msgspec.json.encode(part), object_hook=resolve)
-
-    return inline_definitions(root)
 
 
 # -- a value of another type -----------------------------------------------------------------------

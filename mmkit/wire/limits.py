@@ -1,10 +1,10 @@
-"""The limits of a server, and the check of the size of JSON."""
+"""The limits of a request, and the check of the size of JSON."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import msgspec
 from msgspec import Meta, Struct
@@ -22,7 +22,7 @@ CHUNK_BYTES = 2**16
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Limits of a server; the variable of `body_bytes` is MMKIT_SERVE_BODY_BYTES, and so on.
+    """Limits of a request; the variable of `body_bytes` is MMKIT_SERVE_BODY_BYTES, and so on.
 
     Attributes:
         body_bytes: bytes of a request body or a session message.
@@ -34,12 +34,6 @@ class Limits(Struct, frozen=True, kw_only=True):
         pixels: pixels of the images and video frames of one request, before they are decoded.
         constraint: bytes in JSON of what a text must be (structured outputs, a response format,
             tools that must be called). The engine compiles it, and other requests wait for that.
-        sessions: open sessions of one API server, with the connections of robots. A session holds
-            its tokens and items while it waits for its client.
-        idle_seconds: seconds for which the server waits for a session's next message, or for its
-            client to read one.
-        robot_idle_seconds: seconds for which the server waits for a robot's next observation. The
-            client of openpi does not connect again, while people arrange the scene.
     """
 
     body_bytes: PositiveInt = 64 * 2**20
@@ -48,12 +42,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     items: PositiveInt = 4096
     pixels: PositiveInt = 2**25
     constraint: PositiveInt = 2**14
-    sessions: PositiveInt = 256
-    idle_seconds: Annotated[float, Meta(ge=1, le=1e9)] = 300.0
-    robot_idle_seconds: Annotated[float, Meta(ge=1, le=1e9)] = 3600.0
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Limits:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
         """Return the limits that environment variables set.
 
         Raises:

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from websockets.sync.client import ClientConnection, connect
 
 from mmkit.language.items.tensor import DTYPES
-from mmkit.serve.protocol import ErrorInfo, GenerateRequest, NextMessage, StartMessage
-from mmkit.wire.decoding import build_schema
+from mmkit.serve.protocol import ErrorInfo, GenerateRequest, NextMessage, StartMessage, build_schema
 from mmkit.wire.items import encode
 from tests.engine.terra import rollouts
 

@@ -18,11 +18,11 @@ from mmkit import InputError, MultiModalModel
 from mmkit.generate import Classes
 from mmkit.serve.client import build_request
 from mmkit.serve.engine import Engine
+from mmkit.serve.limits import ServerLimits
 from mmkit.serve.protocol import GenerateRequest
 from mmkit.testing import vllm_path
 from mmkit.testing.vllm_path import Caches, Outcome
 from mmkit.vllm_api import DummyInputs, ProcessingInfo, Processor, checkpoint_processors
-from mmkit.wire.limits import Limits
 from tests.path.serve_app import serve
 from tests.path.test_random_specs import make_class
 from tests.wild.serve import encode_chat
@@ -115,7 +115,7 @@ class RequestPaths:
             renderer=renderer, model_config=renderer.model_config, generate=self._take_from_generate
         )
         engine = Engine(client, self.processor, trust_kwargs=False)
-        with serve(Limits(), engine=engine, handlers={"/v1/chat/completions": self._handle_chat}) as http:
+        with serve(ServerLimits(), engine=engine, handlers={"/v1/chat/completions": self._handle_chat}) as http:
             yield http
 
     async def _take_from_generate(self, rendered: Any, *sampling: Any, **options: Any) -> Any:

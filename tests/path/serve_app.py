@@ -20,11 +20,11 @@ from mmkit.serve import routes
 from mmkit.serve.answers import AnswerMiddleware, handle_input_error
 from mmkit.serve.bodies import BodyMiddleware
 from mmkit.serve.engine import Engine
+from mmkit.serve.limits import ServerLimits
 from mmkit.serve.messages import MESSAGE_FORMATS
 from mmkit.serve.state import ServerState
-from mmkit.wire.limits import Limits
 
-SMALL = Limits(body_bytes=200, sessions=1)
+SMALL = ServerLimits(body_bytes=200, sessions=1)
 
 ECHO_ROUTES = ("/v1/other", "/v1/audio/transcriptions", "/health", "/metrics", *MESSAGE_FORMATS)
 """Routes in place of vLLM's, which say what they get."""
@@ -74,7 +74,7 @@ def get_shared_state() -> ServerState:
     engine.most_items = {}
 
     async def make_state() -> ServerState:  # in a loop, as a server does
-        return ServerState(engine, Limits(), ["terra"])
+        return ServerState(engine, ServerLimits(), ["terra"])
 
     return asyncio.run(make_state())
 
@@ -100,7 +100,7 @@ async def fail(request: Request) -> Response:
 
 @contextlib.contextmanager
 def serve(
-    limits: Limits = SMALL,
+    limits: ServerLimits = SMALL,
     *,
     has_spec: bool = True,
     engine: Engine | None = None,

@@ -15,10 +15,11 @@ from hypothesis import given
 
 from mmkit import InputError
 from mmkit.serve.bodies import ITEM_FIELDS
+from mmkit.serve.limits import ServerLimits
 from mmkit.serve.messages import ANTHROPIC, MESSAGE_FORMATS, RESPONSES, Messages
 from mmkit.wire import limits
 from mmkit.wire.items import ITEM_URL
-from mmkit.wire.limits import Limits, count_values
+from mmkit.wire.limits import count_values
 from tests.path.serve_app import get_shared_state, get_state, serve
 
 pytestmark = pytest.mark.timeout(120)
@@ -33,7 +34,7 @@ NO_OBJECT = 'body: expected a JSON object in UTF-8, which begins with "{", got '
 @pytest.fixture(scope="module")
 def client():
     """A client of a server without a tokenizer."""
-    with serve(Limits()) as client:
+    with serve(ServerLimits()) as client:
         yield client
 
 
@@ -227,7 +228,7 @@ def test_a_body_that_only_says_it_has_files_is_refused(client):
 def test_the_routes_of_a_server_behind_a_path_are_the_same():
     """vLLM's --root-path stands in the path of a request."""
     body = {"messages": [{"role": "user", "content": [{"type": "actions"}]}]}
-    with serve(Limits()) as client:
+    with serve(ServerLimits()) as client:
         client.app.root_path = "/behind"
         get_state(client).engine.has_tokenizer = True
         answer = client.post("/behind/tokenize", json=body)
@@ -436,7 +437,7 @@ def test_a_body_without_messages_reaches_vllm_without_them(path):
 def test_parts_in_parts_are_no_crash(depth):
     content = b'{"type": "tool_result", "content": [' * depth + b"]}" * depth
     body = b'{"messages": [{"role": "user", "content": [%s]}]}' % content
-    with serve(Limits()) as client:
+    with serve(ServerLimits()) as client:
         get_state(client).engine.has_tokenizer = True
         answer = client.post("/v1/messages", content=body)
     assert answer.status_code == 200 or "nested at most some hundred deep" in answer.text

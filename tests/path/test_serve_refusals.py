@@ -19,7 +19,7 @@ from examples.server import Server
 from mmkit import InputError, MmkitError, SpecError
 from mmkit.serve.engine import LostItem
 from mmkit.serve.errors import REFUSED, make_info
-from mmkit.wire.limits import Limits
+from mmkit.serve.limits import ServerLimits
 from tests.path.serve_app import SHUTDOWN_ERROR, get_state, serve
 from tests.unit.common import expect_refusal
 
@@ -146,7 +146,7 @@ def count(route, reason, modality=""):
 
 @pytest.fixture(scope="module")
 def client():
-    with serve(Limits()) as client:
+    with serve(ServerLimits()) as client:
         yield client
 
 
@@ -229,7 +229,7 @@ def test_a_fault_within_a_stream_is_counted_as_one_of_the_engine(client):
 
 
 def test_a_request_that_broke_because_the_server_stops_is_told_so():
-    with serve(Limits()) as client:
+    with serve(ServerLimits()) as client:
         before = count("vllm", "stop")
         answer = client.post("/v1/failing", headers={"where": "stop"})
         assert answer.status_code == 503
@@ -243,7 +243,7 @@ def test_a_request_that_broke_because_the_server_stops_is_told_so():
     [("GET", "/health", "vllm"), ("GET", "/v1/none", "vllm"), ("POST", "/v1/mm/generate", "generate")],
 )
 def test_a_server_that_stops_takes_no_more_requests(method, path, route):
-    with serve(Limits()) as client:
+    with serve(ServerLimits()) as client:
         get_state(client).stop()
         before = count(route, "stop")
         answer = client.request(method, path)
@@ -254,14 +254,14 @@ def test_a_server_that_stops_takes_no_more_requests(method, path, route):
 
 
 def test_a_server_that_stops_tells_its_metrics_to_the_end():
-    with serve(Limits()) as client:
+    with serve(ServerLimits()) as client:
         get_state(client).stop()
         assert client.get("/metrics").status_code == 200
         assert client.post("/metrics", headers={"wanted": "500"}).status_code == 503
 
 
 def test_a_server_that_stops_opens_no_session():
-    with serve(Limits()) as client:
+    with serve(ServerLimits()) as client:
         get_state(client).stop()
         assert deny(client, {}) == (503, STOPS)
 
@@ -277,7 +277,7 @@ def receive_rest(socket):
 
 
 def test_a_session_that_waits_ends_when_the_server_stops():
-    with serve(Limits()) as client, client.websocket_connect("/v1/mm/session") as socket:
+    with serve(ServerLimits()) as client, client.websocket_connect("/v1/mm/session") as socket:
         assert socket.receive_json()["type"] == "ready"
         get_state(client).stop()
         assert receive_rest(socket) == (["closed"], 1012)
@@ -285,7 +285,7 @@ def test_a_session_that_waits_ends_when_the_server_stops():
 
 @pytest.mark.parametrize("error", [SHUTDOWN_ERROR, EngineDeadError()])
 def test_a_session_whose_chunk_fails_because_the_server_stops_ends(error):
-    with serve(Limits()) as client, client.websocket_connect("/v1/mm/session") as socket:
+    with serve(ServerLimits()) as client, client.websocket_connect("/v1/mm/session") as socket:
         get_state(client).engine.render = mock.AsyncMock(side_effect=error)
         assert socket.receive_json()["type"] == "ready"
         socket.send_json(START)

@@ -18,11 +18,11 @@ from starlette.websockets import WebSocketDisconnect
 from examples.terra import CHECKPOINT
 from examples.terra.spec import TERRA
 from mmkit import InputError, Output, Policy, SpecError, any_id, testing
+from mmkit.serve.limits import ServerLimits
 from mmkit.serve.openpi import OPENPI_ROUTE, OpenpiMiddleware, check_policy
 from mmkit.serve.plugin import put_first
 from mmkit.serve.state import ServerState
 from mmkit.vllm_api.compat import find
-from mmkit.wire.limits import Limits
 from tests.unit.common import expect_refusal
 
 from .serve_app import make_engine
@@ -135,7 +135,7 @@ def vllm_engine() -> InstantEngine:
 
 
 @contextlib.contextmanager
-def serve(processor: Any, vllm_engine: InstantEngine, limits: Limits = Limits()) -> Iterator[TestClient]:  # noqa: B008
+def serve(processor: Any, vllm_engine: InstantEngine, limits: ServerLimits = ServerLimits()) -> Iterator[TestClient]:  # noqa: B008
     """Serve vLLM's application with an engine of a model, and give a client of it."""
 
     @contextlib.asynccontextmanager
@@ -239,7 +239,7 @@ def test_health_answers_at_both_addresses(processor: Any, vllm_engine: InstantEn
 
 
 def test_one_robot_more_than_may_be_is_refused_until_one_leaves(processor: Any, vllm_engine: InstantEngine) -> None:
-    with serve(processor, vllm_engine, Limits(sessions=1)) as client:
+    with serve(processor, vllm_engine, ServerLimits(sessions=1)) as client:
         for _ in range(2):
             with connect(client) as socket:
                 assert "actions" not in receive(socket)
@@ -348,7 +348,7 @@ def test_an_error_of_the_server_ends_the_connection(processor: Any, vllm_engine:
 
 def test_the_request_of_a_robot_that_leaves_is_given_up(processor: Any, vllm_engine: InstantEngine) -> None:
     vllm_engine.waits = True
-    with serve(processor, vllm_engine, Limits(sessions=1)) as client:
+    with serve(processor, vllm_engine, ServerLimits(sessions=1)) as client:
         with connect(client) as socket:
             receive(socket)
             socket.send_bytes(pack({PLAN_KEY: PLAN}))
@@ -360,7 +360,7 @@ def test_the_request_of_a_robot_that_leaves_is_given_up(processor: Any, vllm_eng
 
 
 def test_a_silent_robot_is_sent_away(processor: Any, vllm_engine: InstantEngine) -> None:
-    limits = Limits(robot_idle_seconds=1)
+    limits = ServerLimits(robot_idle_seconds=1)
     with serve(processor, vllm_engine, limits) as client, connect(client) as socket:
         receive(socket)
         with pytest.raises(WebSocketDisconnect) as closed:
@@ -388,7 +388,7 @@ def test_a_policy_that_serves_nobody_stops_the_server(options: Any, sentence: st
     bad_processor = testing.of_spec(WITH_POLICY.model_copy(update={"policy": policy}), CHECKPOINT).processor
 
     async def check() -> None:
-        state = ServerState(make_engine(bad_processor), Limits(), ["terra"])
+        state = ServerState(make_engine(bad_processor), ServerLimits(), ["terra"])
         check_policy(state, bad_processor.plan.policy)
 
     expect_refusal(SpecError, sentence, asyncio.run, check())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mmkit.serve import routes
-from mmkit.wire.limits import Limits
+from mmkit.serve.limits import ServerLimits
 from tests.path.serve_app import make_engine, serve
 
 NAMES = re.findall(r"`((?:\w+\.)+\w+)`", routes.__doc__ or "")
@@ -72,7 +72,7 @@ def test_a_request_takes_the_path() -> None:
     engine._client.generate = generate_two_tokens
     action = [[0.5] * 3] * 6
     body = {"prompt": [1], "items": {"actions": [action]}, "sampling_params": {"max_tokens": 2}, "stream": True}
-    with record_calls() as calls, serve(Limits(), engine=engine) as client:
+    with record_calls() as calls, serve(ServerLimits(), engine=engine) as client:
         answer = client.post("/v1/mm/generate", json=body)
     assert answer.text.endswith("data: [DONE]\n\n")
     expected = [name for name in NAMES if name not in NOT_CALLED]

@@ -172,8 +172,9 @@ SOURCES = "".join(
     for path in (ROOT / folder).rglob("*.py")
 )
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-LIMITS = set(re.findall(r"(?m)^    (\w+): .*= ", (ROOT / "mmkit" / "wire" / "limits.py").read_text(encoding="utf-8")))
-"""The fields of `Limits`, each of which a variable sets."""
+LIMITS = "".join((ROOT / "mmkit" / folder / "limits.py").read_text(encoding="utf-8") for folder in ("wire", "serve"))
+LIMIT_NAMES = set(re.findall(r"(?m)^    (\w+): .*= ", LIMITS))
+"""The fields of the limits of requests and of the server, each of which a variable sets."""
 
 PAGE_TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
 COMMANDS = "\n".join(PAGE_TEXTS.values())
@@ -182,7 +183,7 @@ COMMANDS = "\n".join(PAGE_TEXTS.values())
 @pytest.mark.parametrize("variable", sorted(set(re.findall(r"\bMMKIT_[A-Z_]*[A-Z]\b", COMMANDS))))
 def test_mmkit_reads_each_variable_that_a_page_names(variable):
     limit = variable.removeprefix("MMKIT_SERVE_").lower()
-    assert limit in LIMITS or f'"{variable}"' in SOURCES or f"{variable}=" in MAKEFILE
+    assert limit in LIMIT_NAMES or f'"{variable}"' in SOURCES or f"{variable}=" in MAKEFILE
 
 
 def list_make_targets():

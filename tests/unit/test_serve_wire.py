@@ -23,6 +23,7 @@ from mmkit.serve import protocol
 from mmkit.serve.__main__ import check_environment
 from mmkit.serve.client import build_request
 from mmkit.serve.description import describe_modality
+from mmkit.serve.limits import ServerLimits
 from mmkit.wire.decoding import decode_json
 from mmkit.wire.items import Decoder, Media, encode
 from mmkit.wire.limits import Limits, TooLarge
@@ -466,17 +467,17 @@ def test_a_message_of_a_session_with_another_field_is_refused(body, sentence):
 
 
 def test_limits_have_defaults():
-    assert Limits.from_environment({}) == Limits()
+    assert ServerLimits.from_environment({}) == ServerLimits()
 
 
 def test_limits_come_from_the_environment():
     environment = {"MMKIT_SERVE_ITEMS": "7", "MMKIT_SERVE_IDLE_SECONDS": "1.5"}
-    assert Limits.from_environment(environment) == Limits(items=7, idle_seconds=1.5)
+    assert ServerLimits.from_environment(environment) == ServerLimits(items=7, idle_seconds=1.5)
 
 
 def test_a_client_takes_the_limits_of_a_newer_server():
-    newer = msgspec.to_builtins(Limits()) | {"newer": 1}
-    assert msgspec.convert(newer, Limits) == Limits()
+    newer = msgspec.to_builtins(ServerLimits()) | {"newer": 1}
+    assert msgspec.convert(newer, ServerLimits) == ServerLimits()
 
 
 def test_a_server_with_a_rust_front_end_is_refused_before_it_loads():
