@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, wraps
-from pathlib import Path
 from typing import Any
 
+from ..checkpoint_document import CheckpointDocument, find_document
 from ..errors import SpecError
-from ..language.spec import DOCUMENT_FILE, Declaration
 
 
 @cache
@@ -38,12 +37,12 @@ def wrap_get_model_class(get_model_class: Callable[..., Any]) -> Callable[..., A
     @wraps(get_model_class)
     def get_class_with_processor(self: Any, model_config: Any) -> Any:
         model_class = get_model_class(self, model_config)
-        file = Path(str(model_config.model), DOCUMENT_FILE)
-        if not file.is_file() or _has_processor_of_spec(self, model_class):
+        document = find_document(str(model_config.model))
+        if document is None or _has_processor_of_spec(self, model_class):
             return model_class
         trusts = bool(getattr(model_config, "trust_remote_code", False))
         try:
-            return _make_class(self, model_class, file.read_bytes(), str(file), trusts)
+            return _make_class(self, model_class, document, trusts)
         except SpecError as error:
             # a ValueError says to vLLM that there is no processor: it would serve texts alone
             raise RuntimeError(str(error)) from error
@@ -63,27 +62,25 @@ def _has_processor_of_spec(registry: Any, model_class: Any) -> bool:
 
 @cache
 def _make_class(
-    registry: Any, model_class: Any, document: bytes, where: str, import_functions: bool
+    registry: Any, model_class: Any, document: CheckpointDocument, import_functions: bool
 ) -> Any:
     """Return a subclass of a model class with the processor of a document.
 
     Args:
         registry: vLLM's.
         model_class: the class that runs the model.
-        document: the document.
-        where: names it in errors.
+        document: of the folder.
         import_functions: import the functions that it names.
 
     Raises:
         SpecError: the document is malformed, or names functions that are not imported.
     """
-    from ..document import from_document
     from ..generate import generate_classes
     from ..vllm_api.models import prepare
 
     if not import_functions:
-        _refuse_functions(document, where)
-    spec = from_document(document, Declaration, import_functions=True, where=where)
+        _refuse_functions(document)
+    spec = document.parse(import_functions=True)
     info, dummy_inputs, processor = generate_classes(spec, "vllm_api")
     subclass = type(model_class.__name__, (model_class,), {"__module__": model_class.__module__})
     prepare(model_class, spec)
@@ -91,18 +88,16 @@ def _make_class(
     return subclass
 
 
-def _refuse_functions(document: bytes, where: str) -> None:
+def _refuse_functions(document: CheckpointDocument) -> None:
     """Refuse a document that names functions, whose modules may be anything.
 
     Raises:
         SpecError: it does, or is malformed.
     """
-    from ..document import list_functions
-
-    names = list_functions(document, where=where)
+    names = document.list_functions()
     if names:
         remedy = (
             "Install and register the package of the model, or let vLLM run code of checkpoints "
             "by --trust-remote-code."
         )
-        raise SpecError(where, "a document without functions", ", ".join(names), remedy)
+        raise SpecError(document.where, "a document without functions", ", ".join(names), remedy)

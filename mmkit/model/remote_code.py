@@ -18,6 +18,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint_document import find_document
 from ..errors import SpecError
 from ..generate import name_model_module
 from ..language.spec import DOCUMENT_FILE, Declaration
@@ -92,7 +93,7 @@ def _has_spec(model: Any) -> bool:
 
 
 _documents: dict[Any, bytes] = {}
-"""The documents from which classes have their spec."""
+"""The documents, as JSON, from which classes have their spec."""
 
 
 def take_spec_of_document(model: Any, folder: str) -> None:
@@ -108,22 +109,21 @@ def take_spec_of_document(model: Any, folder: str) -> None:
         SpecError: the document is malformed. Or folders of the same code have other documents:
             transformers makes one class of the code in a process.
     """
-    file = Path(folder, DOCUMENT_FILE)
-    document = file.read_bytes() if file.is_file() else b""
-    if _documents.get(model, document) != document:
+    document = find_document(folder)
+    text = None if document is None else document.text
+    if _documents.get(model, text) != text:
+        where = str(Path(folder, DOCUMENT_FILE))
         expected = f"the document from which {model.__name__} has its spec"
         remedy = "Serve folders of the same code, with other documents, by other processes."
-        raise SpecError(str(file), expected, "another one", remedy)
-    if not document or _has_spec(model):
+        raise SpecError(where, expected, "another one", remedy)
+    if document is None or _has_spec(model):
         return
-    from ..document import from_document  # imports pydantic
-
-    spec = from_document(document, Declaration, import_functions=True, where=str(file))
+    spec = document.parse(import_functions=True)
     for modality in spec.modalities:
         if not modality.is_ids_only and not hasattr(model, f"embed_{modality.name}"):
             return
     model.mm_spec = spec
-    _documents[model] = document
+    _documents[model] = document.text
 
 
 def _is_replaceable(module: str) -> bool:

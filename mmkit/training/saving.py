@@ -27,6 +27,7 @@ from transformers.processing_utils import ProcessorMixin
 from transformers.utils import cached_file
 from typing_extensions import override
 
+from ..checkpoint_document import CheckpointDocument
 from ..errors import InputError, SpecError
 from ..generate import find_variable, write_source
 from ..language.items.base import dtype_name
@@ -247,14 +248,13 @@ def load_document(name: Any, file_options: dict[str, Any]) -> Declaration:
         SpecError: the document is malformed, or names functions.
         InputError: there is none.
     """
-    from ..document import from_document  # imports pydantic
-
     file = cached_file(
         str(name), DOCUMENT_FILE, _raise_exceptions_for_missing_entries=False, **file_options
     )
     if file is None:
         raise InputError(str(name), f"a checkpoint with {DOCUMENT_FILE}", "one without it")
-    return from_document(Path(file).read_bytes(), Declaration, where=f"{name}, {DOCUMENT_FILE}")
+    document = CheckpointDocument(Path(file).read_bytes(), f"{name}, {DOCUMENT_FILE}")
+    return document.parse()
 
 
 def write_document(spec: Declaration) -> dict[str, Any] | None:
