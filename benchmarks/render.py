@@ -37,6 +37,9 @@ SYSTEMS = ("llava", "internvl2")
 SIZES = ((1152, 896), (1600, 1280), (2304, 1728))
 """Widths and heights of the photographs."""
 
+MOST_PIXELS = 2**25
+"""Pixels of the media of a request: the default of a server."""
+
 AT_ONCE = 8
 """Requests that are rendered at a time."""
 
@@ -98,7 +101,6 @@ def measure_system(
     name: str, folder: Path, requests: int, rounds: int, counts: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
     """Yield the figures of one model: by hand, generated, and with numbers of processes."""
-    from mmkit.vllm_api.media import decode_elsewhere
     from tools.survey.doors import Doors
 
     oracles = importlib.import_module("tests.oracles")
@@ -119,11 +121,10 @@ def measure_system(
         in_processes: dict[str, list[float]] = {what: [] for what in doors}
         for number in measure.show_progress(range(rounds + 1), name):
             for what, door in doors.items():
-                decode_elsewhere(what in pids)
                 others_before = read_processor_seconds(pids.get(what, ()))
                 server_before = time.process_time()
                 start = time.perf_counter()
-                render(door, chats)
+                render(door, chats, has_render_processes=what in pids)
                 if number:  # the first one warms up
                     seconds[what].append(time.perf_counter() - start)
                     in_server[what].append(time.process_time() - server_before)
@@ -172,10 +173,12 @@ def render_in_processes(door: Any, count: int) -> Iterator[list[int]]:
         yield processes.pids
 
 
-def render(door: Any, chats: Sequence[Any]) -> None:
+def render(door: Any, chats: Sequence[Any], *, has_render_processes: bool) -> None:
     """Render chats, `AT_ONCE` at a time, as they reach the renderer of vLLM's server."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.renderers.online_renderer import OnlineRenderer
+
+    from mmkit.vllm_api.server_request import SERVER_REQUEST, ServerRequest
 
     renderer = OnlineRenderer(
         door.llm.model_config,
@@ -190,6 +193,10 @@ def render(door: Any, chats: Sequence[Any]) -> None:
 
         async def render_chat(chat: Any) -> None:
             async with places:
+                if has_render_processes:
+                    SERVER_REQUEST.set(
+                        ServerRequest(MOST_PIXELS, AssertionError, has_render_processes=True)
+                    )
                 request = ChatCompletionRequest(model="", messages=chat)
                 result = await renderer.render_chat(request)
                 # a refusal is no tuple

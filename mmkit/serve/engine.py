@@ -100,19 +100,29 @@ class Engine:
         client: vLLM's.
         processor: that of the model.
         trust_kwargs: whether requests may bring `mm_processor_kwargs`.
+        has_render_processes: whether other processes process the items of requests.
 
     Attributes:
         plan: the spec, bound to the model.
         max_model_len: positions of a sequence.
         has_tokenizer: whether prompts may be texts.
         trust_kwargs: see above.
+        has_render_processes: see above.
         most_items: the most items of each modality in one request.
     """
 
-    def __init__(self, client: Any, processor: Processor, *, trust_kwargs: bool) -> None:
+    def __init__(
+        self,
+        client: Any,
+        processor: Processor,
+        *,
+        trust_kwargs: bool,
+        has_render_processes: bool = False,
+    ) -> None:
         self._client = client
         self._renderer = client.renderer
         self.trust_kwargs = trust_kwargs
+        self.has_render_processes = has_render_processes
         self.plan: Plan = processor.plan
         self.most_items: Mapping[str, int] = processor.info.allowed_mm_limits
         config = client.model_config

@@ -68,7 +68,12 @@ class MmkitEndpoints:
             await asyncio.to_thread(render_processes.wait)
         # before 0.32 vLLM trusted every request
         trust_kwargs = getattr(args, "trust_request_mm_kwargs", True)
-        engine = Engine(engine_client, processor, trust_kwargs=trust_kwargs)
+        engine = Engine(
+            engine_client,
+            processor,
+            trust_kwargs=trust_kwargs,
+            has_render_processes=render_processes is not None,
+        )
         models = list(args.served_model_name or [args.model])
         origins = getattr(args, "allowed_origins", "*")
         state.mmkit = ServerState(engine, ServerLimits.from_environment(), models, origins)

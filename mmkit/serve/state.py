@@ -168,7 +168,12 @@ class ServerState:
             return self.limits.make_error(field or "body", "pixels", "pixels in one request")
 
         return ServerRequest(
-            self.limits.pixels, make_pixel_error, field, item_paths, adds_special_tokens_twice
+            self.limits.pixels,
+            make_pixel_error,
+            field,
+            item_paths,
+            adds_special_tokens_twice,
+            self.engine.has_render_processes,
         )
 
     async def make_prompt(

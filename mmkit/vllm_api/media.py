@@ -51,20 +51,6 @@ VideoSource: Any = find("multimodal.video:VideoSourceMetadata", default=None)
 VideoTarget: Any = find("multimodal.video:VideoTargetMetadata", default=None)
 
 
-_decodes_elsewhere = False
-"""Whether the render processes of this server decode JPEG files."""
-
-
-def decode_elsewhere(choice: bool = True) -> None:
-    """Let the render processes of this server decode JPEG files, whose pixels take longer to move.
-
-    Where vLLM's loader does not tell how it converts a file, the pixels are hashed, and nothing
-    changes.
-    """
-    global _decodes_elsewhere
-    _decodes_elsewhere = choice and FILES_TELL_DECODING
-
-
 def wrap_load(load_from_url: Any) -> Any:
     """Make vLLM's function that loads media from a URL check what it loads.
 
@@ -75,8 +61,13 @@ def wrap_load(load_from_url: Any) -> Any:
     @wraps(load_from_url)
     def check_and_load(self: Any, url: str, media_io: Any, **options: Any) -> Any:
         request = SERVER_REQUEST.get()
-        spend = None if request is None else request.spend_pixels  # offline no pixels are counted
-        return load_from_url(self, url, CheckedLoader(media_io, spend), **options)
+        if request is None:  # offline no pixels are counted
+            loader = CheckedLoader(media_io, None)
+        else:
+            loader = CheckedLoader(
+                media_io, request.spend_pixels, leaves_jpeg=request.has_render_processes
+            )
+        return load_from_url(self, url, loader, **options)
 
     return check_and_load
 
@@ -95,10 +86,17 @@ class CheckedLoader:
         loader: vLLM's.
         spend: called with a number of pixels; raises where there are too many. None where none are
             counted.
+        leaves_jpeg: whether JPEG files are left to render processes, since their pixels take longer
+            to move than the files.
     """
 
-    def __init__(self, loader: Any, spend: Callable[[int], None] | None) -> None:
-        self._loader, self._spend = loader, spend
+    def __init__(
+        self, loader: Any, spend: Callable[[int], None] | None, *, leaves_jpeg: bool = False
+    ) -> None:
+        self._loader = loader
+        self._spend = spend
+        # where the loader does not tell how it converts a file, the pixels are hashed
+        self._leaves_jpeg = leaves_jpeg and FILES_TELL_DECODING
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -142,7 +140,7 @@ class CheckedLoader:
         Return None where the loader has to decode the file, or refuses it.
         """
         # not one derived from it, which may do more
-        if not _decodes_elsewhere or type(self._loader) is not ImageMediaIO:
+        if not self._leaves_jpeg or type(self._loader) is not ImageMediaIO:
             return None
         if self._loader.image_mode != "RGB":
             return None

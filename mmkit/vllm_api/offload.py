@@ -21,7 +21,6 @@ from ..language.items.pictures import decode_pictures
 from ..plan.item import make_batches
 from ..rendering.pool import Recipe, RenderProcesses
 from .items import ItemsPending, Offloaded
-from .media import decode_elsewhere
 
 OPTION = "render_processes"
 """The key of vLLM's ``additional_config`` that says how many."""
@@ -49,7 +48,6 @@ def install(renderer: Any) -> RenderProcesses | None:
     if not count:
         return None
     processes = RenderProcesses(make_recipe(renderer.mm_processor), count)
-    decode_elsewhere()
     weakref.finalize(renderer, processes.close)
     # an instance, not the class: no other renderer has these processes
     renderer._process_tokens_async = wrap_process_tokens_async(

@@ -30,6 +30,8 @@ class ServerRequest:
     Attributes:
         adds_special_tokens_twice: whether vLLM's options of the route let the tokenizer add the
             special tokens (BOS) that a chat template has written already.
+        has_render_processes: whether the items of the request are processed in other processes,
+            which also decode JPEG files.
 
     Args:
         pixels: how many pixels its media may have together.
@@ -37,6 +39,7 @@ class ServerRequest:
         field: the field of the body that has the messages; empty where none has.
         item_paths: the paths of the items, for each conversation; a body may hold several.
         adds_special_tokens_twice: see above.
+        has_render_processes: see above.
     """
 
     def __init__(
@@ -46,12 +49,14 @@ class ServerRequest:
         field: str = "",
         item_paths: Sequence[ItemPaths] = (),
         adds_special_tokens_twice: bool = False,
+        has_render_processes: bool = False,
     ) -> None:
         self._pixels = pixels
         self._refusal = refusal
         self._field = field
         self._item_paths = item_paths
         self.adds_special_tokens_twice = adds_special_tokens_twice
+        self.has_render_processes = has_render_processes
         self._conversation_count = 0
         self._lock = threading.Lock()
 

@@ -3,6 +3,7 @@ What an end of such a process costs."""
 
 import asyncio
 import base64
+import contextvars
 import io
 import os
 import pickle
@@ -30,7 +31,8 @@ from mmkit.rendering import pool as render_processes
 from mmkit.rendering.pool import RenderProcesses
 from mmkit.testing import vllm_path
 from mmkit.testing.differences import find_difference
-from mmkit.vllm_api import media, offload
+from mmkit.vllm_api import offload
+from mmkit.vllm_api.server_request import SERVER_REQUEST, ServerRequest
 from tests.path.test_gallery import open_subject
 from tests.profiles import scaled
 from tests.unit.common import CONFIG, expect_refusal, make_modality
@@ -82,6 +84,12 @@ def write_picture(size, form, mode, orientation, end):
     return file.getvalue() + end
 
 
+def fetch_for_render_processes(url):
+    """Return a picture as a server with render processes loads it."""
+    SERVER_REQUEST.set(ServerRequest(10**9, AssertionError, has_render_processes=True))
+    return MediaConnector().fetch_image(url)
+
+
 FILES = st.builds(
     write_picture,
     st.tuples(st.integers(1, 40), st.integers(1, 40)),
@@ -99,11 +107,7 @@ def test_a_picture_that_is_decoded_later_is_the_same(file):
     plan = open_subject("internvl2").processor.plan  # makes vLLM's loader check files
     url = f"data:image/any;base64,{base64.b64encode(file).decode()}"
     decoded = MediaConnector().fetch_image(url)
-    media.decode_elsewhere()
-    try:
-        other = MediaConnector().fetch_image(url)
-    finally:
-        media.decode_elsewhere(False)
+    other = contextvars.copy_context().run(fetch_for_render_processes, url)
     file_to_send = get_undecoded_file(other.media)
     is_plain_jpeg = file[:2] == b"\xff\xd8" and file[-3:] != b"end" and decoded.io_config is None
     assert (file_to_send is not None) == (is_plain_jpeg and find_orientation(Image.open(io.BytesIO(file))) == 1)
