@@ -24,7 +24,7 @@ class MmkitError(ValueError):
 
     Attributes:
         where: the path of what is wrong, for example ``robot.actions[3]``; empty for an error that
-            names no place yet, see `prepend`.
+            does not say where yet, see `prepend`.
     """
 
     def __init__(self, where: str, expected: str = "", got: str = "", remedy: str = "") -> None:
@@ -37,7 +37,7 @@ class MmkitError(ValueError):
         super().__init__(message)
 
     def prepend(self, where: str) -> None:
-        """Put the name of the place that encloses the error in front of its message and path."""
+        """Put the path of what encloses the error in front of its message and path."""
         self.args = (f"{where}: {self}",)
         if self.where:
             self.where = f"{where}: {self.where}"
@@ -79,7 +79,7 @@ class VllmApiError(MmkitError):
 def write_message(where: str, expected: str, got: str, remedy: str = "") -> str:
     """Write a message in mmkit's one style: where, expected, got, and a remedy.
 
-    `where` is empty where the error is raised inside `locate_errors`, which names the place.
+    `where` is empty where the error is raised inside `locate_errors`, which says where.
     """
     message = f"expected {expected}, got {got}."
     if where:

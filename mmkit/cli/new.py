@@ -351,10 +351,10 @@ def _find_owner_of_module_name(name: str) -> str | None:
         return "a module of Python"
     spec = importlib.util.find_spec(name)
     if spec is not None:
-        place = spec.origin
-        if not place and spec.submodule_search_locations:  # a namespace package
-            place = list(spec.submodule_search_locations)[0]
-        return f"an installed module: {place or 'built in'}"
+        path = spec.origin
+        if not path and spec.submodule_search_locations:  # a namespace package
+            path = list(spec.submodule_search_locations)[0]
+        return f"an installed module: {path or 'built in'}"
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     if name in CONFIG_MAPPING_NAMES:

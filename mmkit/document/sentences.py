@@ -24,13 +24,14 @@ def explain(error: ValidationError, contents: Any, where: str) -> SpecError:
     """
     details = error.errors()[0]
     path = _write_path(details["loc"], contents)
-    place = f"{where}, {path}" if path else where
+    if path:
+        where = f"{where}, {path}"
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, SpecError):
-        cause.prepend(place)
+        cause.prepend(where)
         return cause
     expected, got = _describe(details)
-    return SpecError(place, expected, got)
+    return SpecError(where, expected, got)
 
 
 def _write_path(location: Sequence[int | str], contents: Any) -> str:

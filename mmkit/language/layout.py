@@ -198,7 +198,7 @@ def _are_integers(values: Sequence[Any]) -> bool:
 
 
 def _make_sequence(layouts: Sequence[Layout]) -> Layout:
-    """Return a layout that places layouts one after the other.
+    """Return a layout of layouts, one after the other.
 
     Sequences among them are flattened.
     """

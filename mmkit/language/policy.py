@@ -174,8 +174,8 @@ class Policy(Part):
             check_name(modality, f"{where}, items")
             is_known_form = isinstance(keys_of_items, (tuple, Expr))
             expected = "a key, or a list with one for each item"
-            place = f"{where}, items[{modality!r}]"
-            require(is_known_form, place, expected, repr(keys_of_items))
+            where_of_items = f"{where}, items[{modality!r}]"
+            require(is_known_form, where_of_items, expected, repr(keys_of_items))
         for _, keys_of_item in self.list_items():
             require(keys_of_item, f"{where}, items", "at least one key in concat()", "none")
             keys += keys_of_item

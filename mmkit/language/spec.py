@@ -309,16 +309,16 @@ class Declaration(NamedPart, init=False):
             check_output_of_policy(self.policy, [output.name for output in self.outputs], where)
         names = [modality.name for modality in self.modalities]
         for name, items in self.policy.items.items():
-            place = f"{where}, items"
-            require(name in names, place, f"modalities among {names}", repr(name))
+            where_of_items = f"{where}, items"
+            require(name in names, where_of_items, f"modalities among {names}", repr(name))
             item_type = self[name].item
             expected = "a modality whose item is one value"
-            require(not item_type.is_nested, place, expected, f"{name!r} of {item_type!r}")
+            require(not item_type.is_nested, where_of_items, expected, f"{name!r} of {item_type!r}")
             is_concat = isinstance(items, tuple) and any(isinstance(x, Concat) for x in items)
             expected = "concat() for a Tensor of one dimension"
             is_vector = isinstance(item_type, Tensor) and item_type.ndim == 1
             got = f"{name!r} of {item_type!r}"
-            require(is_vector or not is_concat, place, expected, got)
+            require(is_vector or not is_concat, where_of_items, expected, got)
 
     def _write_arguments(self) -> Iterator[str]:
         # modalities are arguments without a name, after the name of the spec

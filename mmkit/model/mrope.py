@@ -40,11 +40,11 @@ def get_mrope_input_positions(
     """
     grids: dict[int, np.ndarray] = {}
     for feature in mm_features:
-        place = feature.mm_position
+        placeholders = feature.mm_position
         fields = {name: element.data for name, element in feature.data.items()}
-        mask = np.ones(place.length)
-        if place.is_embed is not None:
-            mask = place.is_embed.numpy()
+        mask = np.ones(placeholders.length)
+        if placeholders.is_embed is not None:
+            mask = placeholders.is_embed.numpy()
         modality = self.mm_plan.modalities[feature.modality]
-        grids |= find_grids(modality, fields, mask, place.offset)
+        grids |= find_grids(modality, fields, mask, placeholders.offset)
     return compute_positions(len(input_tokens), grids)

@@ -266,14 +266,14 @@ class PlaceholderMask(*_interfaces):  # type: ignore[misc]
         """
         device = context.pos.device
         distances = torch.arange(window, device=device)
-        places = context.pos[:, None] - distances
+        positions = context.pos[:, None] - distances
         slots = context.expanded_idx_mapping[:, None]
-        committed_ids = self._states.all_token_ids.gpu[slots, places.clamp(min=0)]
+        committed_ids = self._states.all_token_ids.gpu[slots, positions.clamp(min=0)]
         rows = torch.arange(len(context.pos), device=device)[:, None] - distances
         fed_ids = context.input_ids[rows.clamp(min=0)]
         is_fed = distances <= context.expanded_local_pos[:, None]
         last_ids = torch.where(is_fed, fed_ids.long(), committed_ids.long())
-        return torch.where(places >= 0, last_ids, -1)
+        return torch.where(positions >= 0, last_ids, -1)
 
     def _get_output_number(self, params: Any) -> int:
         """Return the number of the output that a request asks for; 0 for no or an unknown one."""

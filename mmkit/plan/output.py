@@ -163,8 +163,8 @@ class BoundOutput:
         if position >= len(self.positions):
             return None
         behind_mark = reversed(last_ids[:position])
-        for token, place in zip(behind_mark, self.positions, strict=False):
-            if token not in place.ids:
+        for token, allowed in zip(behind_mark, self.positions, strict=False):
+            if token not in allowed.ids:
                 return None
         return position
 
@@ -233,7 +233,7 @@ class BoundOutput:
         if self.until is not None:
             self._check_form(array, num_units)
         allowed = self.list_allowed(num_units)
-        ids = np.array([place.start for place in allowed], np.int64)
+        ids = np.array([ids_at_position.start for ids_at_position in allowed], np.int64)
         ids[self._list_chosen(num_units)] = chosen_ids
         values: list[int] = ids.tolist()
         wrong = _find_wrong_id(values, allowed)
@@ -445,12 +445,12 @@ class AnswerReader:
     def _continue_output(self, token: int, parts: list[AnswerPart]) -> None:
         """Add an id to the output that has begun; add the output to the parts if it is whole."""
         position = len(self._open) - 1
-        place = self._output.positions[position]
-        if token not in place.ids and token != place.end:
+        allowed = self._output.positions[position]
+        if token not in allowed.ids and token != allowed.end:
             where = f"{self._output.where}[{position + 1}]"
-            expected = _describe_allowed(place.ids)
-            if place.end is not None:
-                expected += f" or {place.end}"
+            expected = _describe_allowed(allowed.ids)
+            if allowed.end is not None:
+                expected += f" or {allowed.end}"
             remedy = "Check that sampling was confined to the output."
             raise InputError(where, expected, describe_id(token), remedy)
         self._open.append(token)

@@ -145,7 +145,7 @@ def _encode_whole(
 
 def _encode_pieces(plan: Plan, prompt: str, targets: Mapping[str, Target]) -> list[int]:
     """Return the ids of a prompt of which each piece of text is tokenized by itself."""
-    texts = sorted(targets, key=len, reverse=True)  # of two at one place, the longer
+    texts = sorted(targets, key=len, reverse=True)  # of two at one position, the longer
     pattern = "|".join([re.escape(text) for text in texts])
     ids: list[int] = []
     end = 0

@@ -402,8 +402,8 @@ class Plan:
     def place(self, prompt: list[int], layouts: LayoutsByModality) -> PlacedPrompt:
         """Bring the layouts of all items into a prompt; see `mmkit.plan.placing`.
 
-        Where targets of several modalities match at the same place, or anchors are equal, the order
-        of the spec decides.
+        Where targets of several modalities match at the same position, or anchors are equal, the
+        order of the spec decides.
         """
         present = {name: layouts[name] for name in self.modalities if layouts.get(name)}
         self.check_bare(prompt, present)

@@ -217,10 +217,10 @@ class RenderProcesses:
             process.make_room()
             if error.errno not in _FULL_ERRORS:
                 raise
-            place = _MEMORY_FOLDER or tempfile.gettempdir()
+            folder = _MEMORY_FOLDER or tempfile.gettempdir()
             got = f"none: {error.strerror}"
             remedy = "Make it larger (a container by --shm-size), or send fewer items at once."
-            raise MmkitError(self._where, f"room for items in {place}", got, remedy) from error
+            raise MmkitError(self._where, f"room for items in {folder}", got, remedy) from error
         finally:
             if process in self._all:
                 self._free.put(process)

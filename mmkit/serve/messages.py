@@ -168,10 +168,12 @@ class Messages:
         for number, message in enumerate(messages):
             if not isinstance(message, dict):
                 continue
-            place = f"{where}[{number}]"
+            where_of_message = f"{where}[{number}]"
             if "content" in message:
-                message["content"] = self._walk_parts(message["content"], f"{place}.content")
-            self._walk_nested(message, place)  # a result of a tool may be no part of a message
+                where_of_content = f"{where_of_message}.content"
+                message["content"] = self._walk_parts(message["content"], where_of_content)
+            # a result of a tool may be no part of a message
+            self._walk_nested(message, where_of_message)
         return messages
 
     def _walk_parts(self, parts: Json, where: str, *, nested: bool = False) -> Json:
@@ -181,10 +183,10 @@ class Messages:
         for number, part in enumerate(parts):
             if not isinstance(part, dict):
                 continue
-            place = f"{where}[{number}]"
+            where_of_part = f"{where}[{number}]"
             if not nested:
-                self._walk_nested(part, place)
-            reference = self._convert_part(part, place)
+                self._walk_nested(part, where_of_part)
+            reference = self._convert_part(part, where_of_part)
             if reference is not None:
                 parts[number] = reference
         return parts

@@ -28,7 +28,7 @@ def find_difference(
     Args:
         first: an outcome, or a part of one.
         second: what is compared with it.
-        where: the place of both, for the sentence.
+        where: the path of both, for the sentence.
         alike: whether two tensors, or arrays, of one dtype and shape may stand for one another;
             None for `equal`.
 

@@ -214,15 +214,17 @@ def _parse_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         raise InputError(where, "a list of calls", repr(calls))
     tool_calls: list[dict[str, Any]] = []
     for i, call in enumerate(calls):
-        place = f"{where}[{i}]"
+        where_of_call = f"{where}[{i}]"
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or call.get("type", "function") != "function":
-            raise InputError(place, 'a call {"type": "function", "function": ...}', repr(call))
+            expected = 'a call {"type": "function", "function": ...}'
+            raise InputError(where_of_call, expected, repr(call))
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
             with suppress(ValueError):  # refused below, as the text that it is
                 arguments = json.loads(arguments)
         if not isinstance(arguments, Mapping):
-            raise InputError(f"{place}.function.arguments", "a JSON object", repr(arguments))
+            where_of_arguments = f"{where_of_call}.function.arguments"
+            raise InputError(where_of_arguments, "a JSON object", repr(arguments))
         tool_calls.append({**call, "function": {**function, "arguments": arguments}})
     return tool_calls

@@ -1,4 +1,4 @@
-"""The only place that knows vLLM.
+"""The only room that knows vLLM.
 
 `processor` has the classes that vLLM calls, `pipeline` the steps of a request. Features of the
 installed vLLM decide where its versions differ, no version number; CONTRIBUTING.md tells how

@@ -185,8 +185,8 @@ def _check_names_and_ranges(
     for item in items:
         names.update(item or ())
     are_inside = True
-    for place in ranges:
-        if place.offset + place.length > prompt_length:
+    for placeholders in ranges:
+        if placeholders.offset + placeholders.length > prompt_length:
             are_inside = False
     if len(items) != len(ranges) or not names <= declared_names or not are_inside:
         expected = f"fields among {sorted(declared_names)}, and a range in the prompt for each item"

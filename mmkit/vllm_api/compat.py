@@ -1,4 +1,4 @@
-"""Parts of vLLM whose names and places differ between versions.
+"""Parts of vLLM whose names and modules differ between versions.
 
 A feature of the installed vLLM decides, no version number; each flag names the releases for the
 reader.
@@ -34,14 +34,14 @@ IS_NEWER = vllm.__version_tuple__[:3] > tuple(map(int, NEWEST_TESTED.split("."))
 source without tags is not."""
 
 
-def find(*places: str, default: Any = _REQUIRED) -> Any:
+def find(*paths: str, default: Any = _REQUIRED) -> Any:
     """Return the first of several parts of vLLM, each ``module:name``, that the installed vLLM has.
 
     Raises:
         VllmApiError: it has none of them, and there is no default.
     """
-    for place in places:
-        module, _, name = place.partition(":")
+    for path in paths:
+        module, _, name = path.partition(":")
         try:
             return attrgetter(name)(import_module(f"vllm.{module}"))
         except AttributeError:
@@ -52,8 +52,8 @@ def find(*places: str, default: Any = _REQUIRED) -> Any:
     if default is not _REQUIRED:
         return default
     expected_parts = []
-    for place in places:
-        module, _, name = place.partition(":")
+    for path in paths:
+        module, _, name = path.partition(":")
         expected_parts.append(f"{name} in vllm.{module}")
     raise VllmApiError(INSTALLED, " or ".join(expected_parts), "none", REMEDY)
 

@@ -273,8 +273,8 @@ def make_engine_input(
         if placement.modality not in items_by_modality:
             continue
         tokens = placement.tokens
-        place = vllm_inputs.PlaceholderRange(placement.start, len(tokens), tokens.is_embed)
-        ranges.setdefault(placement.modality, []).append(place)
+        placeholders = vllm_inputs.PlaceholderRange(placement.start, len(tokens), tokens.is_embed)
+        ranges.setdefault(placement.modality, []).append(placeholders)
     hashes: dict[str, list[str]] = {}
     fields: dict[str, list[Any]] = {}
     for name, items_of_modality in items_by_modality.items():

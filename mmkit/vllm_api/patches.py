@@ -45,9 +45,10 @@ def wrap_process_tokens(process_tokens: Any) -> Any:
     within one `cache_salt`, so that no tenant reaches the items of another one.
     """
 
-    async def copy_async(prompt: Mapping[str, Any]) -> Any:
-        # vLLM wraps two functions of this kind, and awaits what the asynchronous one returns
-        return dict(prompt)
+    is_async = inspect.iscoroutinefunction(process_tokens)
+
+    async def return_awaitable(value: Any) -> Any:
+        return value
 
     @wraps(process_tokens)
     def check_and_process(self: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
@@ -55,9 +56,10 @@ def wrap_process_tokens(process_tokens: Any) -> Any:
             return process_tokens(self, prompt, *args, **kwargs)
         if has_processed_items(prompt):
             # the caller has rendered it before: vLLM would keep its ids and lose its items
-            if inspect.iscoroutinefunction(process_tokens):
-                return copy_async(prompt)
-            return dict(prompt)
+            engine_input = dict(prompt)
+            if is_async:
+                return return_awaitable(engine_input)
+            return engine_input
         if not prompt.get("multi_modal_data"):
             ids = _rewrite_bare_prompt(self.mm_processor.plan, prompt)
             prompt = {**prompt, "prompt_token_ids": ids}
@@ -204,14 +206,14 @@ class Patch(NamedTuple):
 
     Attributes:
         wrap: a function from vLLM's part to the one in its place.
-        places: ``module:name`` of the part, from the newest release to the oldest; the first that
+        paths: ``module:name`` of the part, from the newest release to the oldest; the first that
             exists counts.
         until_ids: whether only releases need it in which the prompt of a request may be a text,
             those before 0.29.
     """
 
     wrap: Callable[[Any], Any]
-    places: tuple[str, ...]
+    paths: tuple[str, ...]
     until_ids: bool = False
 
 
@@ -245,8 +247,8 @@ PATCHES = (
     Patch(wrap_default_chat_tok_params, (f"{_RENDERER}.default_chat_tok_params",), until_ids=True),
     Patch(wrap_render_chat, (f"{_RENDERER}.render_chat",)),
     Patch(wrap_render_chat_async, (f"{_RENDERER}.render_chat_async",)),
-    Patch(media.wrap_load, tuple(f"{place}.load_from_url" for place in _CONNECTORS)),
-    Patch(media.wrap_load, tuple(f"{place}.load_from_url_async" for place in _CONNECTORS)),
+    Patch(media.wrap_load, tuple(f"{path}.load_from_url" for path in _CONNECTORS)),
+    Patch(media.wrap_load, tuple(f"{path}.load_from_url_async" for path in _CONNECTORS)),
 )
 
 
@@ -270,16 +272,16 @@ def find_parts_to_patch() -> list[PatchedPart]:
     for patch in PATCHES:
         if patch.until_ids and PROMPTS_ARE_IDS:
             continue
-        for place in patch.places:
-            if find(place, default=None) is not None:
-                parts.append(_find_part(place, patch.wrap))
+        for path in patch.paths:
+            if find(path, default=None) is not None:
+                parts.append(_find_part(path, patch.wrap))
                 break
     return parts
 
 
-def _find_part(place: str, wrap: Callable[[Any], Any]) -> PatchedPart:
-    module, _, path = place.partition(":")
-    class_name, _, name = path.rpartition(".")
+def _find_part(path: str, wrap: Callable[[Any], Any]) -> PatchedPart:
+    module, _, attributes = path.partition(":")
+    class_name, _, name = attributes.rpartition(".")
     if class_name:
         return PatchedPart(find(f"{module}:{class_name}"), name, wrap)
     return PatchedPart(import_module(f"vllm.{module}"), name, wrap)

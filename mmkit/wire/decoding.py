@@ -145,8 +145,8 @@ def parse_mistake(error: msgspec.ValidationError) -> Mistake:
     message = str(error)
     tail_start = max(MAX_PROBLEM_CHARS, len(message) - MAX_PROBLEM_CHARS)
     message = message[:MAX_PROBLEM_CHARS] + message[tail_start:]
-    text, _, place = message.replace("`key` in ", "").partition(" - at `$")
-    path = place.rstrip("`").removeprefix(".")
+    text, _, path = message.replace("`key` in ", "").partition(" - at `$")
+    path = path.rstrip("`").removeprefix(".")
     problem, _, name = text.removesuffix("`").partition(" field `")
     if name:
         path = f"{path}.{quote(name)[1:-1]}".lstrip(".")
@@ -168,16 +168,16 @@ def _make_type_error(
     """
     path, expected, got = parse_mistake(error)
     path = path.removeprefix("[...]")  # a value of a mapping, of which msgspec omits the key
-    place = _join_path(where, path)
+    where = _join_path(where, path)
     if got != _ANOTHER_FIELD:
-        return InputError(place, expected, got)
+        return InputError(where, expected, got)
     names = names or _find_field_names(kind, path, raw)
     if names:
         expected = f"one of {', '.join(names)}"
     remedy = ""
     if SAMPLING_FIELD in names:
         remedy = f"If {path} is a parameter of sampling, put it into {SAMPLING_FIELD}."
-    return InputError(place, expected, got, remedy)
+    return InputError(where, expected, got, remedy)
 
 
 def _join_path(where: str, path: str) -> str:

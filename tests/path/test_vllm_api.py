@@ -239,7 +239,7 @@ def test_what_is_replaced_is_in_the_table_of_patches() -> None:
 def test_what_is_replaced_is_in_the_contributors_table() -> None:
     rows = list_rows_of_contributors_table()
     of_one_renderer = rows.pop()
-    assert set.union(*rows) == {patch.places[0].partition(":")[2] for patch in PATCHES}
+    assert set.union(*rows) == {patch.paths[0].partition(":")[2] for patch in PATCHES}
     assert of_one_renderer == {"_process_tokens_async", "render_processes"}
 
 

@@ -1,4 +1,4 @@
-"""Errors name the place that they are about, as one exception with one traceback."""
+"""Errors name what they are about, as one exception with one traceback."""
 
 import pickle
 import traceback

@@ -143,8 +143,8 @@ class List(ItemType):
 
     def texts(self, value: Sequence[Any]) -> Iterator[tuple[str, str]]:
         for position, element in enumerate(value):
-            for place, text in self.element.texts(element):
-                yield f"[{position}]{place}", text
+            for path, text in self.element.texts(element):
+                yield f"[{position}]{path}", text
 
     @property
     def num_sizes(self) -> int:

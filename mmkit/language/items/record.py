@@ -198,8 +198,8 @@ class Record(ItemType):
 
     def texts(self, value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for name, part in self.parts.items():
-            for place, text in part.texts(value[name]):
-                yield f".{name}{place}", text
+            for path, text in part.texts(value[name]):
+                yield f".{name}{path}", text
 
     @property
     def remedy(self) -> str:  # type: ignore[override]
@@ -296,6 +296,6 @@ def _make_smallest(name: str, part: ItemType) -> list[Any]:
 
 
 def _bind_part(name: str, part: ItemType, scope: Scope) -> ItemType:
-    """Return a bound part; its name is the place of errors."""
+    """Return a bound part; errors name it."""
     with locate_errors(f"Record.{name}"):
         return part.bind(scope)

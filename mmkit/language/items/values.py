@@ -44,7 +44,7 @@ def check_unicode(text: str, where: str) -> None:
     """Refuse a text that UTF-8 cannot encode.
 
     Raises:
-        InputError: names the place of half of a surrogate pair.
+        InputError: says where half of a surrogate pair is.
     """
     try:
         text.encode()

@@ -357,11 +357,11 @@ def _list_expected_ranges(output: BoundOutput, position: int) -> list[range]:
         if position == 0:
             return [range(output.after, output.after + 1)]
         position -= 1
-    unit, place = divmod(position, len(output.allowed))
+    unit, position_in_unit = divmod(position, len(output.allowed))
     ranges: list[range] = []
     if unit < output.most:
-        ranges.append(output.allowed[place])
-    if unit > 0 and place == 0 and output.until is not None:
+        ranges.append(output.allowed[position_in_unit])
+    if unit > 0 and position_in_unit == 0 and output.until is not None:
         ranges.append(range(output.until, output.until + 1))
     return ranges
 

@@ -53,11 +53,11 @@ def refusal(case: Case) -> None:
 
 
 def _check_message(case: Case, description: str, refused: Refused) -> None:
-    """Check that a spec's processor refuses a mistake with an InputError that names its place."""
+    """Check that a spec's processor refuses a mistake with an InputError that says where it is."""
     if not isinstance(refused.error, InputError):
         case.fail(f"{description}: refused with {refused}")
-    places = list(case.subject.samples) + ["prompt", "multi_modal_data"]
-    if not any(place in str(refused.error) for place in places):
+    names = list(case.subject.samples) + ["prompt", "multi_modal_data"]
+    if not any(name in str(refused.error) for name in names):
         case.fail(f"{description}: the message names no modality: {refused.error}")
 
 
@@ -126,8 +126,8 @@ def _find_wrong_items(subject: Subject, name: str, values: list[Any]) -> Iterato
     if subject.plan is not None:
         kind = subject.plan.modalities[name].item
     for wrong in _find_wrong_values(kind, last):
-        place = wrong.place.removeprefix(".") or "an item"
-        yield replace_last(wrong.value, f"{wrong.description} in {place} of {name}")
+        path = wrong.path.removeprefix(".") or "an item"
+        yield replace_last(wrong.value, f"{wrong.description} in {path} of {name}")
 
 
 class _WrongValue(NamedTuple):
@@ -136,12 +136,12 @@ class _WrongValue(NamedTuple):
     Attributes:
         value: the whole value.
         description: what is wrong.
-        place: the path of what is wrong in it, as `ItemType.texts` has it; empty for itself.
+        path: the path of what is wrong in it, as `ItemType.texts` has it; empty for itself.
     """
 
     value: Any
     description: str
-    place: str = ""
+    path: str = ""
 
 
 def _find_wrong_values(kind: Any, value: Any) -> Iterator[_WrongValue]:
@@ -176,16 +176,16 @@ def _find_wrong_records(kind: Any, value: dict[str, Any]) -> Iterator[_WrongValu
             part_kind = kind.part(part, kind.canonical(value, part))
         for wrong in _find_wrong_values(part_kind, part_value):
             item = {**value, part: wrong.value}
-            yield _WrongValue(item, wrong.description, f".{part}{wrong.place}")
+            yield _WrongValue(item, wrong.description, f".{part}{wrong.path}")
 
 
 def _find_wrong_lists(kind: List, value: list[Any]) -> Iterator[_WrongValue]:
     if value:
-        last_place = f"[{len(value) - 1}]"
+        last_path = f"[{len(value) - 1}]"
         yield _WrongValue([*value[:-1], None], "None as an element")
         for wrong in _find_wrong_values(kind.element, value[-1]):
             item = [*value[:-1], wrong.value]
-            yield _WrongValue(item, wrong.description, last_place + wrong.place)
+            yield _WrongValue(item, wrong.description, last_path + wrong.path)
         if kind.most < _MOST_ELEMENTS:
             yield _WrongValue(value[:1] * (kind.most + 1), "too many elements")
     if kind.least > 0:
@@ -226,14 +226,14 @@ def _check_special_tokens_in_texts(case: Case, plan: Plan, request: Request, nam
     kind: Any = modality.item
     special = special_texts(plan)
     value = kind.canonical(request.items[name][0].value(), name)
-    for place, drawn_text in kind.texts(value):
-        text_kind, replace_text = _find_place(kind, value, place)
+    for path, drawn_text in kind.texts(value):
+        text_kind, replace_text = _find_text(kind, value, path)
         fitting = [word for word in special if can_spell(text_kind, word, len(drawn_text))]
         if not fitting:
             continue
         word = case.draw(st.sampled_from(sorted(fitting)))
         item = replace_text(word + drawn_text[len(word) :])
-        description = f"{word!r} in {place.removeprefix('.') or 'a text'} of {name}"
+        description = f"{word!r} in {path.removeprefix('.') or 'a text'} of {name}"
         ids = case.attempt(_find_layout, case.subject, request, name, item)
         if isinstance(ids, Refused):
             continue
@@ -246,13 +246,13 @@ def _check_special_tokens_in_texts(case: Case, plan: Plan, request: Request, nam
             case.fail(f"{description}: the layout has {tokens} with another text")
 
 
-def _find_place(kind: Any, value: Any, place: str) -> tuple[Any, Callable[[str], Any]]:
+def _find_text(kind: Any, value: Any, path: str) -> tuple[Any, Callable[[str], Any]]:
     """Return the item type of a text in an item, and a function that puts another text there.
 
     Args:
         kind: the item type.
         value: the canonical item.
-        place: the path of the text, as `ItemType.texts` has it.
+        path: the path of the text, as `ItemType.texts` has it.
     """
 
     def replace_text(text: str) -> Any:
@@ -260,7 +260,7 @@ def _find_place(kind: Any, value: Any, place: str) -> tuple[Any, Callable[[str],
 
     keys: list[Any] = []
     inner_kind, inner_value = kind, value
-    for name, position in _KEY.findall(place):
+    for name, position in _KEY.findall(path):
         if name:
             keys.append(name)
             inner_kind = inner_kind.part(name, inner_value)

@@ -99,11 +99,11 @@ def _add_ranges_of_ids(case: Case, outcome: Outcome, updates: RequestUpdates) ->
 
     They are where the ids of their layouts stand outside the ranges of other items, in order.
     """
-    places = dict(outcome.ranges)
+    ranges = dict(outcome.ranges)
     for name in case.subject.ids_only.intersection(updates):
         if name in outcome.ranges:
             case.fail(f"vLLM gets ranges for {name}, whose items become ids only")
-        places[name] = []
+        ranges[name] = []
         end = 0
         for index, update in enumerate(updates[name]):
             start = as_text(outcome.ids).find(as_text(update.ids), end)
@@ -111,9 +111,9 @@ def _add_ranges_of_ids(case: Case, outcome: Outcome, updates: RequestUpdates) ->
                 case.fail(
                     f"the layout of {name}[{index}], {brief(update.ids)}, is not in the prompt"
                 )
-            places[name].append(ItemRange(start, len(update.ids), update.mask))
+            ranges[name].append(ItemRange(start, len(update.ids), update.mask))
             end = start + len(update.ids)
-    return replace(outcome, ranges=places)
+    return replace(outcome, ranges=ranges)
 
 
 def _find_placed_items(case: Case, outcome: Outcome, updates: RequestUpdates) -> list[_PlacedItem]:
@@ -353,17 +353,17 @@ def _check_outside(case: Case, request: Request, outcome: Outcome) -> None:
     runs = case.subject.runs
     ids = outcome.ids
     prompt = as_text(runs.split(case.subject.rewrite_prompt(request)))
-    places = []
+    edges = []
     for of_modality in outcome.ranges.values():
         for item_range in of_modality:
-            places.append((item_range.offset, item_range.end))
-    places.sort()
-    places.append((len(ids), len(ids)))
+            edges.append((item_range.offset, item_range.end))
+    edges.sort()
+    edges.append((len(ids), len(ids)))
     searched = 0  # the position in `prompt` up to which stretches are found
     start = 0  # of the stretch, in `ids`
-    for number, (offset, end) in enumerate(places):
+    for number, (offset, end) in enumerate(edges):
         is_first = number == 0
-        is_last = number == len(places) - 1
+        is_last = number == len(edges) - 1
         stretch = runs.split(ids[start:offset])
         if not is_first:
             stretch = stretch[1:]
@@ -539,7 +539,7 @@ def ids_only(case: Case) -> None:
         ids = case.attempt(subject.plan.expand, outcome.ids, {})
         case.check_equal(outcome.ids, ids, "the expanded prompt with its items and without", "ids")
         return
-    order = tuple(place for place in request.order if place[0] not in absent)
+    order = tuple(item for item in request.order if item[0] not in absent)
     case.request = Request(outcome.ids, items, request.kwargs, order)
     without = case.attempt(subject.run, case.request)
     case.check_equal(outcome, without, f"the expanded prompt with {sorted(absent)} and without")
