@@ -287,7 +287,7 @@ def _compile_operand(value: Any) -> Compiled:
     return get_constant
 
 
-def _no_value(expr: Recorded, problem: object) -> SpecError:
+def _make_no_value_error(expr: Recorded, problem: object) -> SpecError:
     return SpecError(f"{expr!r} has no value: {problem}.")
 
 
@@ -372,7 +372,7 @@ def _guard_call(
         except MmkitError:  # of a processor that loads when it is asked for
             raise
         except _FAILURES as error:
-            raise _no_value(expr, explain(expr, error, *values)) from error
+            raise _make_no_value_error(expr, explain(expr, error, *values)) from error
 
     return call
 
@@ -485,9 +485,9 @@ def _compile_attribute(expr: Recorded) -> Compiled:
         except MmkitError:  # of a processor that loads when it is asked for
             raise
         except _FAILURES as error:
-            raise _no_value(expr, _explain_missing(holder_arg, holder, name)) from error
+            raise _make_no_value_error(expr, _explain_missing(holder_arg, holder, name)) from error
         if value is _MISSING:
-            raise _no_value(expr, _explain_missing(holder_arg, holder, name))
+            raise _make_no_value_error(expr, _explain_missing(holder_arg, holder, name))
         return value
 
     return get_attribute
@@ -684,14 +684,16 @@ def _ask_vocabulary(ask: Question) -> Callable[[Recorded], Compiled]:
         def compute(scope: Scope) -> Any:
             if scope.tok is None:
                 remedy = "Use a token id from cfg instead"
-                raise _no_value(expr, f"the model runs without a tokenizer. {remedy}")
+                raise _make_no_value_error(expr, f"the model runs without a tokenizer. {remedy}")
             text = to_python(evaluate(template, scope))
             values: list[Any] = []
             for arg, is_of_author in zip(args, are_of_author, strict=True):
                 value = to_python(evaluate(arg, scope))
                 if not isinstance(value, (str, int, float)):
                     got = f"a {type(value).__name__}"
-                    raise _no_value(expr, f"{arg!r} is neither a text nor a number but {got}")
+                    raise _make_no_value_error(
+                        expr, f"{arg!r} is neither a text nor a number but {got}"
+                    )
                 if is_of_author and isinstance(value, str):
                     value = AuthorText(value)
                 values.append(value)
@@ -723,7 +725,9 @@ def _check_template(expr: Recorded, template: str) -> None:
     """
     for _, _, form, _ in Formatter().parse(template):
         if form and ("{" in form or _LONG_NUMBER.search(form)):
-            raise _no_value(expr, f"the width {form!r} in the template is no number below 10000")
+            raise _make_no_value_error(
+                expr, f"the width {form!r} in the template is no number below 10000"
+            )
 
 
 def _find_id(expr: Recorded, vocabulary: Any, template: str, values: list[Any]) -> Any:
@@ -744,7 +748,7 @@ def _encode_text(expr: Recorded, vocabulary: Any, template: str, values: list[An
     if vocabulary.decode([unknown]) in text:
         return ids
     problem = f"the tokenizer has no token for a part of {text!r}, as for other texts"
-    raise _no_value(expr, f"{problem}. Use a text that it knows")
+    raise _make_no_value_error(expr, f"{problem}. Use a text that it knows")
 
 
 # arithmetic
@@ -829,13 +833,13 @@ def _check_bits(bits: int) -> None:
 # -- the table of operations -----------------------------------------------------------------------
 
 
-def _comparison(sign: str, function: Callable[[Any, Any], Any]) -> Operation:
+def _make_comparison(sign: str, function: Callable[[Any, Any], Any]) -> Operation:
     # both operands bind more tightly: Python would chain two comparisons
     levels = (_COMPARISON + 1, _COMPARISON + 1)
     return Operation(_strict(function), f"{{}} {sign} {{}}", levels, _COMPARISON)
 
 
-def _arithmetic(sign: str, level: int, function: Callable[[Any, Any], Any]) -> Operation:
+def _make_arithmetic(sign: str, level: int, function: Callable[[Any, Any], Any]) -> Operation:
     # of operators that bind alike, Python computes the left one first
     return Operation(_strict(function), f"{{}} {sign} {{}}", (level, level + 1), level)
 
@@ -865,20 +869,20 @@ _OPERATIONS = {
     "maximum": Operation(_strict(max), "maximum({rest})"),
     "minimum": Operation(_strict(min), "minimum({rest})"),
     "round": Operation(_strict(_round), "round({rest})"),
-    "==": _comparison("==", _is_equal),
-    "!=": _comparison("!=", _is_unequal),
-    "<": _comparison("<", operator.lt),
-    "<=": _comparison("<=", operator.le),
-    ">": _comparison(">", operator.gt),
-    ">=": _comparison(">=", operator.ge),
+    "==": _make_comparison("==", _is_equal),
+    "!=": _make_comparison("!=", _is_unequal),
+    "<": _make_comparison("<", operator.lt),
+    "<=": _make_comparison("<=", operator.le),
+    ">": _make_comparison(">", operator.gt),
+    ">=": _make_comparison(">=", operator.ge),
     "|": Operation(_short_circuit(operator.or_, True), "{} | {}", (2, 3), 2),
     "&": Operation(_short_circuit(operator.and_, False), "{} & {}", (3, 4), 3),
-    "+": _arithmetic("+", 5, operator.add),
-    "-": _arithmetic("-", 5, operator.sub),
-    "*": _arithmetic("*", 6, _multiply),
-    "/": _arithmetic("/", 6, operator.truediv),
-    "//": _arithmetic("//", 6, operator.floordiv),
-    "%": _arithmetic("%", 6, _remainder),
+    "+": _make_arithmetic("+", 5, operator.add),
+    "-": _make_arithmetic("-", 5, operator.sub),
+    "*": _make_arithmetic("*", 6, _multiply),
+    "/": _make_arithmetic("/", 6, operator.truediv),
+    "//": _make_arithmetic("//", 6, operator.floordiv),
+    "%": _make_arithmetic("%", 6, _remainder),
     # of powers, Python computes the right one first
     "**": Operation(_strict(_power), "{} ** {}", (9, 8), 8),
 }

@@ -113,7 +113,7 @@ def make_items(modality: str, batch: ItemBatch) -> list[Item]:
             index=batch.index_of(position),
             count=batch.total,
             value=value,
-            is_embedding=batch.embeds,
+            is_embedding=batch.are_embeddings,
             is_largest=batch.are_largest,
         )
         items.append(item)
@@ -133,7 +133,7 @@ def make_batch(items: Sequence[Item]) -> ItemBatch:
     first = items[0]
     return ItemBatch(
         values=[item.value for item in items],
-        embeds=first.is_embedding,
+        are_embeddings=first.is_embedding,
         total=first.count,
         are_largest=first.is_largest,
         indices=[item.index for item in items],

@@ -216,23 +216,23 @@ class LayoutEvaluator:
         return _find_field_names(self._dependencies)
 
     def find_unknown_reads(
-        self, known: Collection[str], of_known_shape: Collection[str]
+        self, known_fields: Collection[str], fields_of_known_shape: Collection[str]
     ) -> list[str]:
         """Return the source of what the layout and the targets read of fields that are not known.
 
         What a function reads is not among it.
 
         Args:
-            known: the names of the fields that are known.
-            of_known_shape: the names of fields of which only the shape is known.
+            known_fields: the names of the fields that are known.
+            fields_of_known_shape: the names of fields of which only the shape is known.
         """
         reads = set()
         for dependency in self._dependencies:
             if dependency.root != "fields":
                 continue
             name, *attributes = dependency.keys or (None,)
-            is_shape = name in of_known_shape and attributes[:1] == ["shape"]
-            if name not in known and not is_shape:
+            is_shape = name in fields_of_known_shape and attributes[:1] == ["shape"]
+            if name not in known_fields and not is_shape:
                 reads.add(repr(dependency))
         return sorted(reads)
 
@@ -319,16 +319,16 @@ class LayoutEvaluator:
     @cached_property
     def _dependencies(self) -> frozenset[Dependency]:
         """What the layout and the targets depend on."""
-        leaves = self.layout.dependencies()
+        inputs = self.layout.dependencies()
         for update in self.updates:
-            leaves |= update.dependencies()
-        return leaves
+            inputs |= update.dependencies()
+        return inputs
 
     @cached_property
     def _key_parts(self) -> Sequence[Node]:
         """The expressions whose values tell one geometry from another."""
-        leaves = self._dependencies | dependencies(self.grid)
-        return [dependency.expr for dependency in leaves]
+        inputs = self._dependencies | dependencies(self.grid)
+        return [dependency.expr for dependency in inputs]
 
     @cached_property
     def _grid_fields(self) -> frozenset[str] | None:
@@ -541,10 +541,10 @@ def _size_in_memo(layout: ItemLayout) -> int:
     return len(layout.tokens) + MAX_KEY_VALUES
 
 
-def _find_field_names(leaves: Iterable[Dependency]) -> frozenset[str] | None:
+def _find_field_names(inputs: Iterable[Dependency]) -> frozenset[str] | None:
     """Return the names of the fields among dependencies; None where they are all fields."""
     names: set[str] = set()
-    for dependency in leaves:
+    for dependency in inputs:
         if dependency.root != "fields":
             continue
         if not dependency.keys:

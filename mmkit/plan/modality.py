@@ -174,7 +174,7 @@ class BoundModality:
 
         Errors as for `FieldProcessor.run`.
         """
-        if batch.embeds:
+        if batch.are_embeddings:
             return batch.values
         if self.needs_fields:
             return self.field_processor.run(batch)
@@ -444,7 +444,7 @@ def bind_modality(
     scopes = ItemScopes(static, item_type, spec.cacheable is True and has_functions)
     is_ids_only = spec.is_ids_only
 
-    def make(layout: Layout, *, is_of_embeddings: bool = False) -> LayoutEvaluator:
+    def make_layout_evaluator(layout: Layout, *, is_of_embeddings: bool = False) -> LayoutEvaluator:
         return make_evaluator(
             where,
             layout,
@@ -459,10 +459,10 @@ def bind_modality(
             is_of_embeddings=is_of_embeddings,
         )
 
-    evaluator = make(parts.layout)
+    evaluator = make_layout_evaluator(parts.layout)
     embedding_evaluator = evaluator
     if spec.embeds:
-        embedding_evaluator = make(parts.embeds_layout, is_of_embeddings=True)
+        embedding_evaluator = make_layout_evaluator(parts.embeds_layout, is_of_embeddings=True)
     parser = ItemParser(
         name=spec.name,
         where=where,

@@ -215,7 +215,7 @@ def lay_out(items: Sequence[Item], modality: BoundModality, *, may_be_larger: bo
     """
     batch = make_batch(items)
     fields: ProcessedFields = batch.values
-    if not batch.embeds:
+    if not batch.are_embeddings:
         fields = modality.field_processor.derive_from_facts(batch)
     may_be_larger = may_be_larger or modality.needs_hf
     for item, fields_of_item in zip(items, fields, strict=True):

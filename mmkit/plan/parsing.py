@@ -26,7 +26,7 @@ class ItemBatch(NamedTuple):
 
     Attributes:
         values: canonical items, or precomputed embeddings.
-        embeds: whether `values` are precomputed embeddings.
+        are_embeddings: whether `values` are precomputed embeddings.
         total: number of items of the modality in the request, cached items included.
         are_largest: whether each of them is the largest item of the spec.
         indices: the position of each of them among the items of its modality in the request; by
@@ -34,7 +34,7 @@ class ItemBatch(NamedTuple):
     """
 
     values: Sequence[Any]
-    embeds: bool
+    are_embeddings: bool
     total: int
     are_largest: bool = False
     indices: Sequence[int] = ()
@@ -44,9 +44,9 @@ class ItemBatch(NamedTuple):
         return self.indices[position] if self.indices else position
 
     @classmethod
-    def whole(cls, values: Sequence[Any], *, embeds: bool = False) -> ItemBatch:
+    def whole(cls, values: Sequence[Any], *, are_embeddings: bool = False) -> ItemBatch:
         """Return all items of a request."""
-        return cls(values, embeds, len(values))
+        return cls(values, are_embeddings, len(values))
 
     def each(self) -> list[ItemBatch]:
         """Return these items one by one."""
@@ -140,10 +140,10 @@ class ItemParser:
                 raise InputError(self.where, expected, self.embeds_field, remedy)
             embeddings = self._parse_named_embeddings(data, hidden_size)
         elif self.takes_embeds and not self.companions and self.item_type.vllm_modality:
-            embeddings = self._parse_bare_embeddings(data, hidden_size)
+            embeddings = self._parse_unnamed_embeddings(data, hidden_size)
         if embeddings is None:
             return ItemBatch.whole(self.parse_raw_items(data))
-        return ItemBatch.whole(embeddings, embeds=True)
+        return ItemBatch.whole(embeddings, are_embeddings=True)
 
     def parse_raw_items(self, data: object) -> list[Any]:
         """Return a caller's data as canonical items.
@@ -267,7 +267,7 @@ class ItemParser:
             raise InputError(self.where, expected, str(len(rows)))
         return list(rows.split(sizes))
 
-    def _parse_bare_embeddings(
+    def _parse_unnamed_embeddings(
         self, data: object, hidden_size: int | None
     ) -> list[Embedding] | None:
         """Return precomputed embeddings in the forms of vLLM's own classes.

@@ -355,7 +355,7 @@ class Plan:
         with self.blame_options():
             fields = self._process(batches)
             for name, processed in fields.items():
-                if not batches[name].embeds:
+                if not batches[name].are_embeddings:
                     self.modalities[name].check_forms(processed, batches[name].indices)
         return fields
 
@@ -618,9 +618,9 @@ class Plan:
                 continue
             call = modality.field_processor.hf_call
             zeros = None
-            if batch.are_largest and not batch.embeds:
+            if batch.are_largest and not batch.are_embeddings:
                 zeros = modality.make_zeros(batch)
-            if batch.embeds:
+            if batch.are_embeddings:
                 fields[name] = batch.values
             elif zeros is not None:
                 fields[name] = zeros

@@ -109,7 +109,7 @@ def locate_items(items: Iterable[SessionItem], rendered: Mapping[str, Any]) -> l
 
     Args:
         items: in the order in which the prompt was made of them.
-        rendered: vLLM's prompt for the engine, with its `mm_placeholders`.
+        rendered: vLLM's input for its engine, with its `mm_placeholders`.
     """
     groups = group_by_modality(items)
     located = []

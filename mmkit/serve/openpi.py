@@ -205,23 +205,23 @@ class RobotConnection:
         Raises:
             SessionEnd: the client is gone or silent, or the server stops.
         """
-        self._receiving = asyncio.create_task(self._receive())
-        self._stopping = asyncio.create_task(self._state.stop_event.wait())
+        self._receive_task = asyncio.create_task(self._receive())
+        self._stop_task = asyncio.create_task(self._state.stop_event.wait())
         tasks: list[asyncio.Task[Any]] = []
         try:
             while True:
                 message = await self._wait_for_message()
                 started = perf_counter()
-                self._receiving = asyncio.create_task(self._receive())
-                answering = asyncio.create_task(self._answer(message))
-                tasks = [answering]
-                await asyncio.wait([answering, self._receiving], return_when=FIRST_COMPLETED)
-                if not answering.done() and self._receiving.exception() is not None:
-                    self._receiving.result()  # raises it
-                await self._send(await answering)
+                self._receive_task = asyncio.create_task(self._receive())
+                answer_task = asyncio.create_task(self._answer(message))
+                tasks = [answer_task]
+                await asyncio.wait([answer_task, self._receive_task], return_when=FIRST_COMPLETED)
+                if not answer_task.done() and self._receive_task.exception() is not None:
+                    self._receive_task.result()  # raises it
+                await self._send(await answer_task)
                 self._previous_seconds = perf_counter() - started
         finally:
-            tasks += [self._receiving, self._stopping]
+            tasks += [self._receive_task, self._stop_task]
             for task in tasks:
                 task.cancel()  # a request that is cancelled leaves the engine
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -234,13 +234,13 @@ class RobotConnection:
         """
         seconds = self._state.limits.robot_idle_seconds
         done, _ = await asyncio.wait(
-            [self._receiving, self._stopping], timeout=seconds, return_when=FIRST_COMPLETED
+            [self._receive_task, self._stop_task], timeout=seconds, return_when=FIRST_COMPLETED
         )
-        if self._stopping in done:
+        if self._stop_task in done:
             raise SessionEnd("the server stops: connect to another one", RESTART)
         if not done:
             raise SessionEnd(f"no observation for {seconds:g} s", GOING_AWAY)
-        return self._receiving.result()
+        return self._receive_task.result()
 
     async def _receive(self) -> bytes | None:
         """Return the next message; None for one that is a text.

@@ -71,7 +71,7 @@ class Turn(NamedTuple):
 class Session:
     """One session.
 
-    It is in one of two states. `_turn`, the task that makes a chunk, is there while it answers.
+    It is in one of two states. While it answers, `_turn_task` is there, which makes a chunk.
 
     ========= ================================= ===================================================
     state     what may happen                   what follows
@@ -98,9 +98,9 @@ class Session:
         self._conversation: Conversation | None = None
         # The tasks that `_serve` starts and cancels. In both states, one receives the next message
         # and one waits until the server stops.
-        self._receiving: asyncio.Task[Any]
-        self._stopping: asyncio.Task[Any]
-        self._turn: asyncio.Task[Turn] | None = None
+        self._receive_task: asyncio.Task[Any]
+        self._stop_task: asyncio.Task[Any]
+        self._turn_task: asyncio.Task[Turn] | None = None
         # tokens that still fit, without a slide of the window
         self._remaining = state.engine.max_model_len
 
@@ -138,14 +138,14 @@ class Session:
             session=self._id, model=self._state.models[0], remaining=self._remaining
         )
         await self._send(ready)
-        self._receiving = asyncio.create_task(self._receive())
-        self._stopping = asyncio.create_task(self._state.stop_event.wait())
+        self._receive_task = asyncio.create_task(self._receive())
+        self._stop_task = asyncio.create_task(self._state.stop_event.wait())
         try:
             while True:
                 await self._wait_for_event()
                 try:
-                    if self._turn is not None and self._turn.done():
-                        await self._finish_turn(self._turn)
+                    if self._turn_task is not None and self._turn_task.done():
+                        await self._finish_turn(self._turn_task)
                     else:
                         self._take_message()
                 except Exception as error:
@@ -161,14 +161,14 @@ class Session:
         Raises:
             SessionEnd: no chunk is being made, and the server stops or the client is silent.
         """
-        if self._turn is not None:
-            await asyncio.wait([self._receiving, self._turn], return_when=FIRST_COMPLETED)
+        if self._turn_task is not None:
+            await asyncio.wait([self._receive_task, self._turn_task], return_when=FIRST_COMPLETED)
             return
         seconds = self._state.limits.idle_seconds
         done, _ = await asyncio.wait(
-            [self._receiving, self._stopping], timeout=seconds, return_when=FIRST_COMPLETED
+            [self._receive_task, self._stop_task], timeout=seconds, return_when=FIRST_COMPLETED
         )
-        if self._stopping in done:
+        if self._stop_task in done:
             raise SessionEnd("the server stops: open a new session elsewhere", RESTART)
         if not done:
             raise SessionEnd(f"no message for {seconds:g} s", GOING_AWAY)
@@ -182,14 +182,14 @@ class Session:
             InputError: the message is malformed, or comes before the chunk is complete.
             SessionEnd: the message is the last one.
         """
-        receiving = self._receiving
-        self._receiving = asyncio.create_task(self._receive())
-        message = receiving.result()
-        if self._turn is not None:
+        receive_task = self._receive_task
+        self._receive_task = asyncio.create_task(self._receive())
+        message = receive_task.result()
+        if self._turn_task is not None:
             expected = "none before the chunk is complete"
             remedy = "Wait for the chunk, or close the session."
             raise InputError("message", expected, _quote_tag(message), remedy)
-        self._turn = asyncio.create_task(self._answer(message))
+        self._turn_task = asyncio.create_task(self._answer(message))
 
     async def _finish_turn(self, turn: asyncio.Task[Turn]) -> None:
         """Send the chunk of a turn that is done.
@@ -197,17 +197,17 @@ class Session:
         Raises:
             Exception: that of the turn, which has changed nothing then.
         """
-        self._turn = None
+        self._turn_task = None
         self._conversation, chunk = turn.result()
         self._remaining = chunk.remaining
         await self._send(chunk)
 
     async def _cancel_tasks(self) -> None:
         """End what the session waits for; a request that is cancelled leaves the engine."""
-        self._stopping.cancel()
-        tasks: list[asyncio.Task[Any]] = [self._receiving]
-        if self._turn is not None:
-            tasks.append(self._turn)
+        self._stop_task.cancel()
+        tasks: list[asyncio.Task[Any]] = [self._receive_task]
+        if self._turn_task is not None:
+            tasks.append(self._turn_task)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -53,7 +53,7 @@ class Parser(vllm_parse.MultiModalDataParser):
     def parse_modality(self, modality: BoundModality, data: Any) -> ModalityItems:
         """Return the items of one modality."""
         batch: ItemBatch = modality.parser.parse(data, self.hidden_size)
-        if batch.embeds and batch.values:
+        if batch.are_embeddings and batch.values:
             return EmbedItems(batch.values, modality.name)
         return vllm_parse.ProcessorBatchItems(batch.values, modality.name)
 

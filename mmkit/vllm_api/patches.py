@@ -61,14 +61,14 @@ def wrap_process_tokens(process_tokens: Any) -> Any:
                 return return_awaitable(engine_input)
             return engine_input
         if not prompt.get("multi_modal_data"):
-            ids = _rewrite_bare_prompt(self.mm_processor.plan, prompt)
+            ids = _rewrite_prompt_without_items(self.mm_processor.plan, prompt)
             prompt = {**prompt, "prompt_token_ids": ids}
         return process_tokens(self, salt_uuids(prompt), *args, **kwargs)
 
     return check_and_process
 
 
-def _rewrite_bare_prompt(plan: Plan, prompt: Mapping[str, Any]) -> list[int]:
+def _rewrite_prompt_without_items(plan: Plan, prompt: Mapping[str, Any]) -> list[int]:
     """Return the checked ids of a prompt without items."""
     ids: list[int] = prompt["prompt_token_ids"]
     admit(plan, {"prompt_token_ids": ids}, trusts=False)

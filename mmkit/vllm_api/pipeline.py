@@ -117,6 +117,7 @@ class RequestPipeline:
            the pipeline caches its layout itself.
         5. `process_items` fills in the fields of the other items,
         6. `lay_out_items` their layouts, and `convert_fields` vLLM's form of their fields.
+           `process_and_lay_out` makes these two steps, with the plan for the request's options.
         7. `place_items` writes the layouts of all items into the prompt.
         8. `prepare_exchange` puts the new items into a cache of this process. A cache of which the
            engine has a half changes in step 10, when the request is sent. In both cases a request
@@ -354,10 +355,10 @@ def fill_in_cached_items(
         if modality.is_ids_only:
             for item in items:
                 item.layout = id_layouts.find(item.hash)
-        missing: Sequence[Item] = [item for item in items if item.layout is None]
-        if missing and not modality.are_independent(len(items)):
-            missing = items  # each depends on all of them
-        missing_items += missing
+        missing_here: Sequence[Item] = [item for item in items if item.layout is None]
+        if missing_here and not modality.are_independent(len(items)):
+            missing_here = items  # each depends on all of them
+        missing_items += missing_here
     return missing_items
 
 

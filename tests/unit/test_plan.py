@@ -453,7 +453,7 @@ def test_embeddings_come_with_the_fields_that_their_layout_reads(sizes, modality
     data = {"n": sizes, "k": [[0]] * len(sizes)}
     for embeddings in (rows, torch.cat(rows)):
         batch = modality.parser.parse({"m_embeds": embeddings, **data}, 3)
-        assert batch.embeds
+        assert batch.are_embeddings
         parts = []
         for embedding, expected, size in zip(batch.values, rows, sizes, strict=True):
             assert torch.equal(embedding.rows, expected)
@@ -732,7 +732,7 @@ def test_derived_fields():
 def test_the_count_of_a_derived_field_includes_cached_items():
     declared = {"x": batched(), "count": derived(item.count)}
     modality = bind_modality(item=UP_TO_FOUR, fields=declared, cacheable=item.count < 3)
-    (item_fields,) = modality.field_processor.run(ItemBatch([torch.zeros(1)], embeds=False, total=5))
+    (item_fields,) = modality.field_processor.run(ItemBatch([torch.zeros(1)], are_embeddings=False, total=5))
     assert item_fields["count"] == 5
 
 
@@ -851,7 +851,7 @@ def test_an_error_beside_a_cached_item_names_the_item_of_the_request():
     plan = bind_plan(
         make_modality(item=UP_TO_FOUR, layout=embed(5) * item.length, fields={"x": batched(shape=(item.length,))})
     )
-    missing = ItemBatch([None], embeds=False, total=2, indices=[1])
+    missing = ItemBatch([None], are_embeddings=False, total=2, indices=[1])
     expect_refusal(InputError, "spec.m[1]: expected a …, got None, …", plan.process, {"m": missing})
     too_long = Item(modality="m", index=1, count=2, value=torch.ones(5))
     with pytest.raises(InputError, match=r"^spec\.m\[1\]: expected at most 4 encoder row"):

@@ -36,7 +36,7 @@ def cache(case: Case) -> None:
     subject = case.subject
     capacity = case.draw(st.sampled_from([_LARGE_CACHE_GIB, LEAST_CACHE_GIB]))
     new_requests = _draw_request_strategy(case)
-    caches = {
+    caches_by_arrangement = {
         "in one process": Caches(subject.processor, capacity, pair=False),
         "in two processes": Caches(subject.processor, capacity, pair=True),
     }
@@ -52,22 +52,22 @@ def cache(case: Case) -> None:
         when = ""
         if step == "refused before" and request.order:
             when = ", refused without a prompt before"
-            _run_without_prompt(case, request, list(caches.values()))
+            _run_without_prompt(case, request, list(caches_by_arrangement.values()))
         expected = subject.run(request)
         # Where a single request fills them, the two halves of a cache evict in different orders.
         # vLLM then asks for the items again that the engine lacks.
         may_miss = may_miss or expected.gib > capacity
-        for where, caches_there in caches.items():
+        for arrangement, caches in caches_by_arrangement.items():
             tries = _MAX_TRIES if may_miss else 0
-            outcome = case.attempt(_run_with_retries, case, request, caches_there, tries)
+            outcome = case.attempt(_run_with_retries, case, request, caches, tries)
             if not outcome:
-                case.fail(f"with a cache {where}: {outcome}{when}")
+                case.fail(f"with a cache {arrangement}: {outcome}{when}")
             for name in expected.hashes:
                 if is_never_cached(subject, name):  # such an item has a new hash each time
                     outcome.hashes[name] = expected.hashes[name]
             difference = find_difference(expected, outcome)
             if difference:
-                case.fail(f"without a cache and with one {where}: {difference}{when}")
+                case.fail(f"without a cache and with one {arrangement}: {difference}{when}")
         past_requests.append(request)
 
 
@@ -84,12 +84,12 @@ def _draw_request_strategy(case: Case) -> st.SearchStrategy[Request]:
     return case.subject.requests(of=strategies)
 
 
-def _run_without_prompt(case: Case, request: Request, caches: Sequence[Caches]) -> None:
+def _run_without_prompt(case: Case, request: Request, all_caches: Sequence[Caches]) -> None:
     """Send a request that is refused: without its placeholders."""
     without_prompt = replace(request, prompt=[])
-    for caches_there in caches:
+    for caches in all_caches:
         with suppress(Exception):
-            case.subject.run(without_prompt, caches_there)
+            case.subject.run(without_prompt, caches)
 
 
 def _run_with_retries(case: Case, request: Request, caches: Caches, tries: int) -> Outcome:

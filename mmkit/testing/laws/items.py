@@ -90,9 +90,9 @@ def _check_other_content(case: Case, request: Request, name: str, outcome: Outco
     _check_other_sample(case, request, name, outcome, sample.other())
     if case.subject.plan is None:
         return
-    smaller = leave_out_parts(sample, case.subject.plan.modalities[name].item)
-    if smaller:
-        other = case.draw(st.sampled_from(smaller))
+    smaller_samples = leave_out_parts(sample, case.subject.plan.modalities[name].item)
+    if smaller_samples:
+        other = case.draw(st.sampled_from(smaller_samples))
         _check_other_sample(case, request, name, outcome, other)
 
 
@@ -102,8 +102,8 @@ def _check_other_sample(
     (sample,) = request.items[name]
     if not find_difference(sample.list_forms()[0], other.list_forms()[0]):
         return
-    of_other = _attempt_value(case, request, name, other.value(), request.kwargs)
-    if of_other and of_other.hashes[name] == outcome.hashes[name]:
+    outcome_of_other = _attempt_value(case, request, name, other.value(), request.kwargs)
+    if outcome_of_other and outcome_of_other.hashes[name] == outcome.hashes[name]:
         case.fail(f"{other!r} has the same hash")
 
 
