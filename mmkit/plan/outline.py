@@ -78,7 +78,7 @@ def parse_modality(modality: BoundModality, data: Any, hidden_size: int | None) 
         contents = [_find_content(value) for value in batch.values]
     else:
         batch = ItemBatch.whole(_check_facts(modality, facts))
-        contents = [_find_content_of_facts(of_item) for of_item in facts]
+        contents = [_find_content_of_facts(facts_of_item) for facts_of_item in facts]
     modality.parser.check_count(batch.total, modality.limit)
     items = make_items(modality.name, batch)
     for item, content in zip(items, contents, strict=True):
@@ -113,8 +113,8 @@ def _check_facts(modality: BoundModality, facts: Sequence[Facts]) -> list[Simple
         InputError: they are those of no item of the modality.
     """
     values = []
-    for index, of_item in enumerate(facts):
-        value = modality.item.check_facts(of_item, f"{modality.where}[{index}]")
+    for index, facts_of_item in enumerate(facts):
+        value = modality.item.check_facts(facts_of_item, f"{modality.where}[{index}]")
         value.index = index
         values.append(value)
     return values

@@ -224,7 +224,7 @@ def _call(modality: BoundModality, values: Sequence[Any]) -> _Result:
         expected = "process to leave the items as they are"
         remedy = "They are the caller's: work on a copy."
         got = "another value in one of them"
-        raise SpecError(_where(modality), expected, got, remedy)
+        raise SpecError(_name_process(modality), expected, got, remedy)
     return _Result(values, raw, _copy_tensors(dict(raw)))
 
 
@@ -312,7 +312,7 @@ def _check_field_types(modality: BoundModality, fields: Sequence[Mapping[str, An
             got = _describe_unsendable(fields_of_item[name])
             if got:
                 expected = f"tensors, numbers or lists of them as {name}"
-                raise SpecError(_where(modality), expected, got, "vLLM sends nothing else.")
+                raise SpecError(_name_process(modality), expected, got, "vLLM sends nothing else.")
 
 
 def _describe_unsendable(value: Any) -> str:
@@ -349,7 +349,7 @@ def _check_finite(modality: BoundModality, results: Sequence[_Result]) -> None:
         if has_floats and not has_finite:
             remedy = "A model gets zeros in place of rows that are not finite."
             expected = f"process to return finite values as {name}"
-            raise SpecError(_where(modality), expected, "none for random items", remedy)
+            raise SpecError(_name_process(modality), expected, "none for random items", remedy)
 
 
 def _check_reads_content(
@@ -370,7 +370,7 @@ def _check_reads_content(
         names = " and ".join(later.copied)
         expected = f"process to return {names} of each item, which is cached"
         got = "those of an earlier item of the same sizes"
-        raise SpecError(_where(modality), expected, got, _REMEDY)
+        raise SpecError(_name_process(modality), expected, got, _REMEDY)
 
 
 def _compare(
@@ -384,10 +384,11 @@ def _compare(
     for name, value in expected.items():
         if not _is_alike(value, got[name]):
             statement = f"process to return the same {name} for an item, which is cached"
-            raise SpecError(_where(modality), statement, f"different values {when}", _REMEDY)
+            raise SpecError(_name_process(modality), statement, f"different values {when}", _REMEDY)
 
 
-def _where(modality: BoundModality) -> str:
+def _name_process(modality: BoundModality) -> str:
+    """Return the process of a modality, as errors name it."""
     return f"{modality.where}, process"
 
 
