@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -126,12 +127,41 @@ class MultiModalMixin:
 
         Raises:
             InputError: as for `forward`.
-            MmkitError: as for `forward`.
+            MmkitError: as for `forward`; or the `prepare_inputs_for_generation` of the class drops
+                the embeddings, so that the model would answer without its items.
         """
         input_ids = options.pop("input_ids", inputs)
         embedded = self._embed_batch(input_ids, options)
         embedded["input_ids"] = input_ids
-        return super().generate(**embedded)  # type: ignore[misc]
+        if "inputs_embeds" not in embedded:
+            return super().generate(**embedded)  # type: ignore[misc]
+        with self._require_embeds_at_first_step():
+            return super().generate(**embedded)  # type: ignore[misc]
+
+    @contextmanager
+    def _require_embeds_at_first_step(self) -> Iterator[None]:
+        """Raise an error if the next call of the model comes without embeddings.
+
+        Code that was written for transformers 4 passes them on only where there is no cache yet,
+        and transformers 5 makes the cache before the first step.
+        """
+
+        def check_inputs(_: Any, __: Any, inputs: dict[str, Any]) -> None:
+            hook.remove()  # later steps have the cache, and pass ids
+            if inputs.get("inputs_embeds") is None:
+                raise MmkitError(
+                    f"{self.mm_spec.name}, {type(self).__name__}.prepare_inputs_for_generation",
+                    "inputs_embeds for the first step, which hold the items",
+                    "none",
+                    "Let it pass them on, or take GenerationMixin.prepare_inputs_for_generation.",
+                )
+
+        module: Any = self
+        hook = module.register_forward_pre_hook(check_inputs, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def _embed_batch(
         self, input_ids: torch.Tensor | None, inputs: dict[str, Any]

@@ -570,6 +570,27 @@ def test_a_model_generates_after_a_prompt_without_items(model):
     assert model.generate(torch.tensor([[8]]), **OPTIONS).shape == (1, 4)
 
 
+class DroppingForCausalLM(TwoForCausalLM):
+    def prepare_inputs_for_generation(
+        self, input_ids, past_key_values=None, attention_mask=None, inputs_embeds=None, **kwargs
+    ):
+        if inputs_embeds is not None and past_key_values is None:
+            return {"inputs_embeds": inputs_embeds}
+        return {"input_ids": input_ids}  # transformers 5 makes the cache before the first step
+
+
+def test_a_class_that_would_answer_without_its_items_is_refused(model, processor):
+    dropping = DroppingForCausalLM(model.config).eval()
+    batch = processor(input_ids=[8, 5], a=torch.randn(2, 3))
+    sentence = (
+        r"two, DroppingForCausalLM\.prepare_inputs_for_generation: expected inputs_embeds for the first step, which "
+        r"hold the items, got none\. Let it pass them on, or take GenerationMixin\.prepare_inputs_for_generation\."
+    )
+    with pytest.raises(MmkitError, match=sentence):
+        dropping.generate(**batch, **OPTIONS)
+    assert dropping.generate(torch.tensor([[8]]), **OPTIONS).shape == (1, 4)
+
+
 def test_items_without_the_rest_of_their_batch_are_refused(model, processor):
     batch = processor(input_ids=[8, 5], a=torch.randn(2, 3))
     del batch["mm_token_type_ids"]
