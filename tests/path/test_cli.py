@@ -625,6 +625,14 @@ def test_the_doctor_finds_a_library_of_media_that_cannot_be_imported(site_packag
     assert "pip uninstall torchaudio" in finding.remedy
 
 
+def test_the_doctor_says_what_keeps_vllm_from_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mmkit.vllm_api", None)
+    assert find("vllm API").remedy == "Reinstall vLLM."
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    assert find("vllm API").remedy == "First mend torchvision, below."
+    assert "fix_cpu_environment.py, or install " in find("torchvision").remedy
+
+
 def test_the_doctor_finds_two_distributions_of_vllm(site_packages: Path) -> None:
     install(site_packages, "vllm", "0.99")
     finding = find("vllm")
@@ -694,6 +702,21 @@ def test_the_doctor_compares_names_of_weights(tmp_path: Path) -> None:
         "Of another shape than in WavesForCausalLM: encoder.down.bias.",
     ]
     assert all(finding.remedy for finding in findings)
+
+
+class NormalizedForCausalLM(WavesForCausalLM):
+    """Its buffer `num_batches_tracked` has no dimension."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.batch_norm = nn.BatchNorm1d(4)
+
+
+def test_the_doctor_compares_weights_without_dimensions(tmp_path: Path) -> None:
+    config = WavesForCausalLM.config_class.from_pretrained(series.CHECKPOINT)
+    NormalizedForCausalLM(config).save_pretrained(tmp_path)
+    findings = list(examine_weights(tmp_path, NormalizedForCausalLM))
+    assert [finding.text for finding in findings] == ["39 tensors in 1 file, all those of the class."]
 
 
 def test_the_doctor_wants_a_checkpoint_for_a_spec() -> None:
