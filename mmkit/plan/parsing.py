@@ -74,6 +74,13 @@ class Embedding(Fields):
         return dict(self)
 
 
+class CanonicalItems(list[Any]):
+    """Canonical items of one modality that mmkit has made: the parser does not make them again.
+
+    They belong to the request. Nobody else writes to them.
+    """
+
+
 @dataclass(frozen=True, eq=False)
 class ItemParser:
     """Turns the data of a request into canonical items, or into precomputed embeddings.
@@ -335,6 +342,8 @@ class ItemParser:
 
 
 def _make_canonical(item_type: ItemType, data: object, where: str) -> list[Any]:
+    if isinstance(data, CanonicalItems):
+        return list(data)
     return item_type.canonical_all(item_type.split(data, where), where)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
@@ -490,7 +490,7 @@ class Plan:
         is_ending = isinstance(declared, EndingWith)
         layout = declared.ids if is_ending else declared
         with convert_errors(where, "a prompt that the spec can rewrite", InputError):
-            tokens = layout.lay(replace(self.environment.scope, prompt=prompt, counts=counts))
+            tokens = layout.lay(self.environment.scope.for_prompt(prompt, counts))
         if tokens.num_embeds:
             raise SpecError(where, "literal ids, since placeholders belong to items", "embed()")
         check_spec_ids(tokens.ids, self.vocab_size, where)

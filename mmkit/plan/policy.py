@@ -17,6 +17,7 @@ from ..language.policy import INSTRUCTION, PROMPT_KEY, Policy
 from ..language.spec import Array, check_output_of_policy
 from .modality import BoundModality
 from .output import BoundOutput
+from .parsing import CanonicalItems
 
 MAX_KEY_CHARS = 80
 """Characters of an unknown key that an error shows."""
@@ -110,11 +111,11 @@ class BoundPolicy:
         """
         self._check_keys(observation)
         request: dict[str, Any] = {"prompt": self._write_prompt(observation)}
-        data: dict[str, list[Any]] = {}
+        data: dict[str, CanonicalItems] = {}
         for item in self.items:
             value = _find_value(item, observation)
             canonical = item.item_type.canonical(value, item.where)
-            data.setdefault(item.modality, []).append(canonical)
+            data.setdefault(item.modality, CanonicalItems()).append(canonical)
         request["multi_modal_data"] = data
         return request
 

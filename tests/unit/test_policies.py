@@ -255,6 +255,16 @@ def test_an_observation_becomes_a_request() -> None:
     assert np.asarray(scene).min() == 7, "the request does not lie in the memory of the observation"
 
 
+def test_the_items_of_an_observation_are_made_once() -> None:
+    plan = make_spec().bind(CONFIG, Tokenizer())
+    assert plan.policy is not None
+    data = plan.policy.make_request(make_observation())["multi_modal_data"]
+    for name, items in data.items():
+        parsed = plan.modalities[name].parser.parse(items, hidden_size=None)
+        for item, parsed_item in zip(items, parsed.values, strict=True):
+            assert parsed_item is item
+
+
 def test_numbers_and_lists_are_parts_of_an_item() -> None:
     request = bind().make_request(make_observation(joints=[0.25, 1], gripper=2))
     assert request["multi_modal_data"]["state"][0].tolist() == [0.25, 1.0, 2.0]
