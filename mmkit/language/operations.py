@@ -401,17 +401,19 @@ def _cache_by_values(compute: ComputeOfValues) -> ComputeOfValues:
     results: dict[tuple[Any, ...], Any] = {}
 
     def compute_cached(scope: Scope, values: list[Any]) -> Any:
-        types = tuple(map(type, values))
-        if not _CACHEABLE_TYPES.issuperset(types):
-            return compute(scope, values)
         # with the types, since 1 and 1.0 are equal
-        key = (scope.tok, *values, *types)
-        result = results.get(key, _NOT_CACHED)
+        key = (scope.tok, *values, *map(type, values))
+        try:
+            result = results.get(key, _NOT_CACHED)
+        except TypeError:  # a value without a hash
+            return compute(scope, values)
         if result is _NOT_CACHED:
             result = compute(scope, values)
-            if len(results) >= _MAX_CACHED_RESULTS:
-                results.clear()
-            results[key] = result
+            # here, and not for every result: no other values are in a key
+            if _CACHEABLE_TYPES.issuperset(map(type, values)):
+                if len(results) >= _MAX_CACHED_RESULTS:
+                    results.clear()
+                results[key] = result
         return result
 
     return compute_cached
