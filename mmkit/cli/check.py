@@ -20,6 +20,7 @@ from typer import Context, Exit, Option
 from ..errors import SpecError
 from ..importing import import_named
 from ..model_spec import ModelSpec
+from . import collect_garbage
 from .common import Config, Spec, Trust, count_noun, find_checkpoint, open_checkpoint, require_vllm
 
 Examples = Annotated[int | None, Option(min=1, help="Draw this many examples for each law.")]
@@ -71,6 +72,7 @@ def check(
     arguments += ["-c", os.devnull, "--rootdir", os.getcwd(), "--noconftest"]
     arguments += ["-v", "-rs", "--no-header", "--disable-warnings"]
     arguments += context.args
+    collect_garbage()
     raise Exit(int(pytest.main(arguments)))
 
 

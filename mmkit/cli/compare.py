@@ -19,6 +19,7 @@ from typer import Exit, Option
 from ..errors import MmkitError
 from ..importing import import_named
 from ..plan.plan import Plan
+from . import collect_garbage
 from .common import (
     Config,
     SpecOrDocument,
@@ -75,6 +76,7 @@ def compare(
     if requests is not None:
         info = open_checkpoint(declared, config, trust_remote_code=trust_remote_code)
         stored_requests = _load_requests(requests, info.plan)
+    collect_garbage()
     comparison = testing.compare(
         declared,
         find_checkpoint(config),

@@ -12,15 +12,11 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from vllm.config import ModelConfig, set_current_vllm_config
-from vllm.model_executor.model_loader import get_model_loader
-from vllm.model_executor.model_loader import utils as loading
 from vllm.multimodal import utils
 from vllm.multimodal.inputs import MultiModalKwargsItems
 from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 from vllm.utils.jsontree import json_map_leaves
 
-from ..model.mixin import MultiModalModel
-from ..model.mrope import get_mrope_input_positions
 from ..vllm_api.items import get_embeds_size
 from .law import NotApplicable
 from .subject import Subject
@@ -37,8 +33,11 @@ def load_model(config: ModelConfig, dtype: str = "float32") -> Iterator[Any]:
     The model is on this machine's device, and has no engine. Inside the block, the processor of
     this config works for the dtype of the model.
     """
+    # all that vLLM needs to load models takes seconds to import, and most laws load none
     from vllm import distributed
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader import get_model_loader
+    from vllm.model_executor.model_loader import utils as loading
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     options: dict[str, Any] = {"dtype": dtype, "load_format": "dummy", "enforce_eager": True}
@@ -256,6 +255,10 @@ def find_rope(subject: Subject, config: Any) -> Rope:
     has_dimensions = model_config.uses_mrope or getattr(model_config, "uses_xdrope_dim", 0)
     if not is_declared and not has_dimensions:
         raise NotApplicable("positions have one dimension")
+    from vllm.model_executor.model_loader import utils as loading
+
+    from ..model.mixin import MultiModalModel
+
     model_class: Any = loading.get_model_cls(model_config)
     if is_declared and not issubclass(model_class, MultiModalModel):
         return _make_declared_rope(plan)
@@ -264,6 +267,8 @@ def find_rope(subject: Subject, config: Any) -> Rope:
 
 def _make_declared_rope(plan: Any) -> Rope:
     """Return the function of mmkit's mixin, which reads only the plan of a model."""
+    from ..model.mrope import get_mrope_input_positions
+
     mixin: Any = SimpleNamespace(mm_plan=plan)
 
     def compute_positions(ids: list[int], items: Sequence[Any]) -> tuple[torch.Tensor, int]:

@@ -1,5 +1,6 @@
 """The command `mmkit`: what it shows, checks and finds, and how it refuses."""
 
+import gc
 import json
 import os
 import re
@@ -40,6 +41,7 @@ from mmkit import (
     batched,
     between,
     cfg,
+    cli,
     embed,
     testing,
 )
@@ -439,6 +441,22 @@ def test_laws_are_tests_that_pass_or_are_skipped_with_a_reason() -> None:
     assert "/config.json::ranges PASSED" in result.output
     assert "the model has no tokenizer" in result.output
     assert "it loads the model, which --mmkit-load asks for" in result.output
+
+
+def test_the_command_leaves_the_garbage_collector_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it imports vLLM, it collects nothing; laws run with a collector that leaves the imported objects alone."""
+    states = []
+
+    def run(arguments: list[str]) -> int:
+        states.append((gc.isenabled(), gc.get_freeze_count() > 0))
+        return 0
+
+    monkeypatch.setattr(pytest, "main", run)
+    monkeypatch.setattr(sys, "argv", ["mmkit", "check", TERRA, *ON_TERRA])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert states == [(True, True)]
+    assert (gc.isenabled(), gc.get_freeze_count()) == (True, 0)
 
 
 def test_items_that_vllm_does_not_have_are_drawn_by_a_function() -> None:

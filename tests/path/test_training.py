@@ -6,14 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoProcessor
 
+from examples import series
+from examples.series.spec import WAVES
 from examples.terra import CHECKPOINT
 from examples.terra.configuration import LlamaActionConfig
 from examples.terra.spec import TERRA
 from mmkit import ModelSpec, cfg, embed
-from mmkit.testing import ImageSample, of_spec, vllm_path
+from mmkit.testing import ImageSample, NotApplicable, check_law, of_spec, vllm_path
 from mmkit.testing.differences import find_difference
 from mmkit.training import DocumentProcessor
 from tests import ROOT, hf_law
@@ -41,6 +44,15 @@ def test_a_checkpoint_that_was_saved_with_its_processor_is_served(tmp_path: Path
         received = processor("look <image>", images=data["image"])
         assert torch.equal(received["input_ids"], expected["input_ids"])
         assert torch.equal(received["pixel_values"], expected["pixel_values"])
+
+
+def test_a_saved_processor_without_one_of_transformers_is_no_reference(tmp_path: Path) -> None:
+    """The law draws no requests in search of one that such a processor takes."""
+    shutil.copytree(series.CHECKPOINT, tmp_path, dirs_exist_ok=True)
+    hf_law.make_processor(hf_law.open_series()).save_pretrained(tmp_path)
+    subject = of_spec(WAVES, tmp_path)
+    with pytest.raises(NotApplicable, match=r"^the model has no Hugging Face processor"):
+        check_law("reference", subject, examples=4)
 
 
 LOADED = """

@@ -106,6 +106,8 @@ def _run_hf_processor(processor: Any, text: str, data: Data, kwargs: Data) -> di
         hf_processor = processor.info.get_hf_processor(**kwargs)
     except Exception as error:  # each processing info raises its own error
         raise NotApplicable("the model has no Hugging Face processor") from error
+    if hf_processor is None:  # the saved processor of `mmkit.training` holds none
+        raise NotApplicable("the model has no Hugging Face processor")
     arguments: dict[str, Any] = dict(kwargs)
     for name, values in data.items():
         arguments[_KEYWORDS.get(name, name)] = values
