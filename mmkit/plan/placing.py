@@ -429,7 +429,9 @@ class _Search:
         for modality, item_layouts in self._layouts.items():
             targets = self._find_targets_of_others(modality, matches)
             target_texts = {self._text_of(target) for target in targets}
-            layout_texts = {layout.tokens.text for layout in set(item_layouts)}
+            # in the order of the items: the first at fault is named; most of them share a layout
+            layouts = dict.fromkeys(item_layouts)
+            layout_texts = dict.fromkeys(layout.tokens.text for layout in layouts)
             for layout_text in layout_texts:
                 if not _contains_any(layout_text, target_texts):  # nearly always
                     continue

@@ -721,6 +721,12 @@ def test_random_items_take_the_values_of_their_type():
     assert 0.5 < samples.max() <= 1
 
 
+@pytest.mark.parametrize("width", [2, 3, 4, 6, 8])
+def test_the_rows_of_a_large_random_array_differ(width):
+    rows = Tensor((3000, width)).bind(CONFIG).random((3000, width), np.random.default_rng(0))
+    assert len(rows.unique(dim=0)) == 3000
+
+
 @pytest.mark.parametrize(("fraction", "shape"), [(1, (8, 9, 6, 3)), (0.5, (4, 9, 6, 3)), (0.06, (1, 4, 2, 3))])
 def test_a_smaller_video_has_fewer_frames(fraction, shape):
     (video,) = Video(largest=(8, 6, 9)).bind(CONFIG).candidates(fraction)

@@ -813,7 +813,7 @@ TENSORS = [
     ("a torch.sparse_coo tensor on cpu.", torch.zeros(2, 2).to_sparse()),
     ("a torch.strided tensor on meta.", torch.zeros(2, 2, device="meta")),
     ("a masked array. Fill its gaps.", np.ma.masked_array(np.zeros((2, 2)))),
-    ("the value 9223372036854775808.", np.full((2, 2), 2**63, np.uint64)),
+    ("the value 9223372036854775808.", np.array([[0, 1], [2, 2**63]], np.uint64)),
 ]
 """Data of Tensor(shape=(2, 2)); after `spec.m[0]: expected a (2, 2) float32 tensor, got `."""
 # fmt: on

@@ -197,6 +197,16 @@ def test_which_item_comes_first(prompt, items, ids):
     assert (None if placed is None else placed.token_ids) == ids, refusal
 
 
+def test_the_first_layout_with_a_target_inside_is_named():
+    items = {
+        "a": [list_updates([1], ids=[1, E])] * 2,
+        "b": [list_updates([2], ids=[6]), list_updates([3], ids=[5, 1, 4]), list_updates([0], ids=[7, 1, 8])],
+    }
+    placed, refusal = place_with_mmkit([7, 1, 8, 5, 1, 4, 2, 3, 0], items)
+    assert placed is None
+    assert "got [1] inside [5, 1, 4], a layout of b" in str(refusal)
+
+
 # -- tokens that merge ------------------------------------------------------------------------------------------------
 
 

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from mmkit import (
     Image,
     InputError,
+    List,
     Modality,
     ModelSpec,
     Record,
     SpecError,
     Tensor,
+    Text,
     Video,
     already_expanded,
     batched,
@@ -27,6 +29,7 @@ from mmkit import (
     cfg,
     constant,
     derived,
+    each,
     embed,
     ending_with,
     fields,
@@ -362,6 +365,27 @@ def test_a_layout_that_depends_on_a_large_tensor_is_not_cached(monkeypatch, leng
     modality = bind_modality(layout=embed(5) * later(len)(fields.x))
     large = {"x": torch.zeros(length)}
     assert (list_ids(modality, fields=large) is list_ids(modality, fields=large)) == is_cached
+
+
+def count_elements(values, scope):
+    return {"x": [torch.zeros(len(elements)) for elements in values]}
+
+
+@pytest.mark.parametrize(
+    ("elements", "is_cached"),
+    [
+        pytest.param(["a"] * 9, True, id="few texts"),
+        pytest.param(["a"] * 300, False, id="many texts"),
+        pytest.param(["a" * 300], False, id="a long text"),
+    ],
+)
+def test_a_layout_that_depends_on_many_facts_is_not_cached(elements, is_cached):
+    modality = bind_modality(
+        item=List(Text(300), most=300),
+        layout=each(item.elements, lambda element: embed(5) * element.length),
+        process=count_elements,
+    )
+    assert (list_ids(modality, elements) is list_ids(modality, elements)) == is_cached
 
 
 @pytest.mark.parametrize(("context", "rows"), [(64, 64), (65, 64), (10, 9), (2, 1), (1, 1)])
@@ -946,6 +970,31 @@ def test_an_object_that_is_called_like_a_processor(processor):
     plan = bind_plan(make_modality(process=hf(processor)))
     assert plan.preview([5], {"m": ONE + 1}).fields["m"][0]["x"].tolist() == [[2.0, 2.0]] * 2
     assert plan.spec == ModelSpec("spec", make_modality(process=hf(processor)))
+
+
+def test_the_largest_items_become_zeros_of_the_shape_that_the_spec_states():
+    """The processor gets only a small item, whose fields have their dtype."""
+    lengths = []
+
+    def processor(m, return_tensors):
+        lengths.extend(len(value) for value in m)
+        return {"x": [value.half() + 1 for value in m]}
+
+    modality = make_modality(
+        item=Tensor((between(1, 9), 2)),
+        layout=embed(5) * item.length,
+        fields={"x": batched(shape=(item.length, 2))},
+        process=hf(),
+    )
+    plan = bind_plan(modality, processor=processor)
+    largest = plan.modalities["m"].largest_item()
+    lengths.clear()
+    processed = plan.process({"m": ItemBatch([largest] * 2, are_embeddings=False, total=2, are_largest=True)})
+    assert len(largest) == 9
+    assert set(lengths) == {1}
+    for item_fields in processed["m"]:
+        assert item_fields["x"].dtype == torch.half
+        assert item_fields["x"].tolist() == [[0, 0]] * 9
 
 
 # -- forms of fields ---------------------------------------------------------------------------------------------------
