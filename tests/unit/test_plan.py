@@ -431,22 +431,6 @@ def test_a_grid_is_compared_with_the_layout_of_each_item(layout, items):
         expect_refusal(SpecError, expected, evaluator.evaluate_positions, item_fields, list(tokens.mask))
 
 
-def test_a_grid_of_the_config_and_of_fields_waits_for_the_fields():
-    """A layout that reads no field is known before any is computed."""
-    sizes = {f"size_{i}": 1 for i in range(20)}
-    shift = sum(getattr(cfg, name) for name in sizes)
-    modality = make_modality(
-        item=Tensor((between(1, 9),)),
-        layout=embed(5) * item.length,
-        process=hf(),
-        fields={"g": batched()},
-        positions=(fields.g[0], fields.g[1], fields.g[2] + shift),
-    )
-    config = SimpleNamespace(vocab_size=200, **sizes)
-    bound = ModelSpec("spec", modality).bind(config, Tokenizer()).modalities["m"]
-    assert list_ids(bound, torch.zeros(3), fields=None) == [5] * 3
-
-
 def test_each_run_of_rows_between_literals_is_a_frame_in_m_rope():
     layout = literal(7) + embed(5) * 6 + literal(7) + embed(5) * 6
     evaluator = bind_modality(layout=layout, positions=(2, 2, 3)).layout_evaluator
@@ -1011,6 +995,19 @@ def test_the_largest_items_become_zeros_of_the_shape_that_the_spec_states():
     for item_fields in processed["m"]:
         assert item_fields["x"].dtype == torch.half
         assert item_fields["x"].tolist() == [[0, 0]] * 9
+
+
+def return_one(values, scope):
+    return {"x": [torch.tensor(1)] * len(values)}
+
+
+def test_a_layout_of_many_facts_and_a_field_waits_for_the_field():
+    text = dict.fromkeys([f"text_{position}" for position in range(20)], "a")
+    length = sum(getattr(item, name).length for name in text)
+    record = Record(**dict.fromkeys(text, Text(2)))
+    layout = embed(5) * (length + fields.x)
+    plan = bind_plan(make_modality(item=record, layout=layout, update=replace(7), process=return_one))
+    assert plan.preview([7], {"m": text}).prompt_token_ids == [5] * 21
 
 
 # -- forms of fields ---------------------------------------------------------------------------------------------------
