@@ -56,6 +56,18 @@ def get_data_url(picture: Any) -> str:
     return str(part["image_url"]["url"])
 
 
+def save_jpeg(picture: Image.Image) -> bytes:
+    """Return the bytes of a JPEG file."""
+    file = BytesIO()
+    picture.save(file, "JPEG")
+    return file.getvalue()
+
+
+def make_jpeg_part(file: bytes) -> dict[str, Any]:
+    """Return vLLM's part for a JPEG file."""
+    return refer_to(f"data:image/jpeg;base64,{b64encode(file).decode()}")
+
+
 def refer_to(url: str) -> dict[str, Any]:
     """Return vLLM's part for the picture at a URL."""
     return {"type": "image_url", "image_url": {"url": url}}

@@ -1,5 +1,6 @@
 """Pictures in vLLM's own chat: the answers of the engine, and what is refused before it."""
 
+import io
 import json
 import re
 import select
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from examples.llava_like.cases import Case
 from examples.llava_like.offline import answer
@@ -30,8 +32,10 @@ from tests.engine.llava_like.bodies import (
     make_gateway_part,
     make_item,
     make_item_parts,
+    make_jpeg_part,
     make_url_parts,
     refer_to,
+    save_jpeg,
     save_tensor,
 )
 
@@ -75,6 +79,23 @@ def test_pictures_through_a_gateway(server: Server, answer_by_engine: Any) -> No
     first, second, third = PICTURES
     parts = [make_gateway_part(first), *make_item_parts(second), make_gateway_part(third)]
     assert ask_chat(server, parts) == answer_by_engine(*PICTURES)
+
+
+def test_jpeg_files_that_render_processes_decode(server: Server, answer_by_engine: Any) -> None:
+    """The engine of the answers has no such processes. At the second request the processor cache has the pictures."""
+    files = [save_jpeg(picture) for picture in PICTURES]
+    expected = answer_by_engine(*[Image.open(io.BytesIO(file)) for file in files])
+    for _ in range(2):
+        assert ask_chat(server, [make_jpeg_part(file) for file in files]) == expected
+
+
+def test_a_damaged_jpeg_file_is_refused_by_the_render_process_that_decodes_it(server: Server) -> None:
+    """vLLM's loader, which would decode it in the server, is not asked."""
+    file = save_jpeg(PICTURES[0])
+    beginning_of_pixels = file.index(b"\xff\xda")
+    refusal = ask_chat(server, [make_jpeg_part(file[:beginning_of_pixels] + file[-2:])])
+    assert refusal.status == 400
+    assert "expected an image that can be read, got OSError" in refusal.text
 
 
 def make_embeds_parts(rows: list[Any]) -> list[Any]:
