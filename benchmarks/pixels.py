@@ -47,6 +47,9 @@ FIELDS = {
 }
 """The field with the pixels, by model."""
 
+MODEL_CONFIGS = {"internvl2": {"vision_config": {"hidden_act": "gelu"}}}
+"""What a model needs that its stored config lacks, which is for processors alone."""
+
 
 class FastTiles(Tiles):
     """The tiles of InternVL, resized by torchvision."""
@@ -215,10 +218,7 @@ def make_sides(name: str, folder: Path) -> dict[str, Side]:
     oracles = importlib.import_module("tests.oracles")
     system = oracles.SYSTEMS[name]
     options: dict[str, Any] = {"dtype": "bfloat16"}
-    if name == "qwen2_vl":
-        checkpoint = outline.copy_with_geometry(name, folder)
-    else:
-        checkpoint = str(render.copy_with_published_sizes(name, system.checkpoint, folder))
+    checkpoint = copy_checkpoint(name, folder)
     if name == "internvl2":
         options["max_model_len"] = 8192
     by_hand = oracles.hand_written(name, checkpoint, **options)
@@ -247,6 +247,15 @@ def make_sides(name: str, folder: Path) -> dict[str, Side]:
     for by, processor in processors.items():
         sides[by] = Side(processor, image_processor, ids, FIELDS[name])
     return sides
+
+
+def copy_checkpoint(name: str, folder: Path) -> str:
+    """Copy the stored checkpoint of a model, with the sizes of a published one."""
+    if name == "qwen2_vl":
+        return outline.copy_with_geometry(name, folder)
+    oracles = importlib.import_module("tests.oracles")
+    checkpoint = oracles.SYSTEMS[name].checkpoint
+    return str(render.copy_with_published_sizes(name, checkpoint, folder))
 
 
 def make_processor(

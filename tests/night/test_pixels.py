@@ -17,13 +17,12 @@ from PIL import Image
 from vllm import LLM, SamplingParams
 from vllm.config import MultiModalConfig
 
-from benchmarks.pixels import FIELDS, find_prompt
+from benchmarks import pixel_models
+from benchmarks.pixels import FIELDS, MODEL_CONFIGS, find_prompt
 from examples.pixels import Pixels
 from mmkit.testing.options import BYTES_OPTIONS
 from tests.oracles import SYSTEMS
 from tests.profiles import scaled
-
-from . import pixel_models
 
 SQUARE = {"height": 40, "width": 40}
 PROCESSORS = [
@@ -64,17 +63,17 @@ NUM_PICTURES = 60
 ROUNDING = 1e-3
 """How much more probable one id may be than another one, as a difference of logarithms, where rounding chooses."""
 
-ENGINES: dict[str, dict[torch.dtype, tuple[str, dict[str, Any]]]] = {
+ENGINES: dict[str, dict[torch.dtype, tuple[type, dict[str, Any]]]] = {
     "qwen2_vl": {
-        torch.float32: ("Qwen2VLOfSpec", {"mm_device_do_normalize": False}),
-        torch.uint8: ("Qwen2VLOfSpec", {"mm_device_do_normalize": True}),
+        torch.float32: (pixel_models.Qwen2VLOfSpec, {"mm_device_do_normalize": False}),
+        torch.uint8: (pixel_models.Qwen2VLOfSpec, {"mm_device_do_normalize": True}),
     },
-    "internvl2": {torch.float32: ("InternVLOfFloats", {}), torch.uint8: ("InternVLOfBytes", {})},
+    "internvl2": {
+        torch.float32: (pixel_models.InternVLOfFloats, {}),
+        torch.uint8: (pixel_models.InternVLOfBytes, {}),
+    },
 }
-"""By system and dtype of the pixels, an architecture of pixel_models.py and options of its engine."""
-
-CONFIGS = {"internvl2": {"vision_config": {"hidden_act": "gelu"}}}
-"""What the stored config lacks, which is for processors alone."""
+"""By system and dtype of the pixels, a model class and options of its engine."""
 
 
 @pytest.fixture
@@ -108,7 +107,7 @@ def draw_pictures() -> list[Image.Image]:
 
 def answer_pictures(name: str, dtype: torch.dtype, engines: ExitStack) -> list[Any]:
     """Return the completions of a system's engine whose pixels have a dtype."""
-    architecture, options = ENGINES[name][dtype]
+    model_class, options = ENGINES[name][dtype]
     llm = LLM(
         SYSTEMS[name].checkpoint,
         dtype="float32",
@@ -118,7 +117,7 @@ def answer_pictures(name: str, dtype: torch.dtype, engines: ExitStack) -> list[A
         max_model_len=2048,
         block_size=32,
         trust_remote_code=True,
-        hf_overrides={"architectures": [architecture], **CONFIGS.get(name, {})},
+        hf_overrides={"architectures": [model_class.__name__], **MODEL_CONFIGS.get(name, {})},
         limit_mm_per_prompt={"image": 1, "video": 0},
         **options,
     )
@@ -147,7 +146,6 @@ def find_margin(completion: Any, other: Any) -> float:
 @pytest.mark.parametrize("name", ENGINES)
 def test_bytes_have_the_answers_of_floats(name: str, engines: ExitStack, random_weights: None) -> None:
     """Of normalising, only the last bit may differ; so an id may where two are equally probable."""
-    pixel_models.register()
     by_floats = answer_pictures(name, torch.float32, engines)
     by_bytes = answer_pictures(name, torch.uint8, engines)
     assert len({tuple(completion.token_ids) for completion in by_floats}) > NUM_PICTURES // 2
