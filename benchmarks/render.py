@@ -37,9 +37,6 @@ SYSTEMS = ("llava", "internvl2")
 SIZES = ((1152, 896), (1600, 1280), (2304, 1728))
 """Widths and heights of the photographs."""
 
-MOST_PIXELS = 2**25
-"""Pixels of the media of a request: the default of a server."""
-
 AT_ONCE = 8
 """Requests that are rendered at a time."""
 
@@ -179,6 +176,7 @@ def render(door: Any, chats: Sequence[Any], *, has_render_processes: bool) -> No
     from vllm.renderers.online_renderer import OnlineRenderer
 
     from mmkit.vllm_api.server_request import SERVER_REQUEST, ServerRequest
+    from mmkit.wire.limits import Limits
 
     renderer = OnlineRenderer(
         door.llm.model_config,
@@ -188,6 +186,8 @@ def render(door: Any, chats: Sequence[Any], *, has_render_processes: bool) -> No
         chat_template_content_format="string",
     )
 
+    most_pixels = Limits().pixels
+
     async def render_all() -> None:
         places = asyncio.Semaphore(AT_ONCE)
 
@@ -195,7 +195,7 @@ def render(door: Any, chats: Sequence[Any], *, has_render_processes: bool) -> No
             async with places:
                 if has_render_processes:
                     SERVER_REQUEST.set(
-                        ServerRequest(MOST_PIXELS, AssertionError, has_render_processes=True)
+                        ServerRequest(most_pixels, AssertionError, has_render_processes=True)
                     )
                 request = ChatCompletionRequest(model="", messages=chat)
                 result = await renderer.render_chat(request)

@@ -33,7 +33,7 @@ def count_actions(episodes: Episodes) -> np.ndarray:
 
 
 def write_film(path: Path, scenes: Scenes, episodes: Episodes) -> None:
-    """Write the film of a few scenes, side by side, each above what the camera at the tip of its arm sees."""
+    """Write the film of a few scenes, side by side, each between its instruction and the view of the arm's camera."""
     frames = []
     for step in range(int(count_actions(episodes).max()) + 1):
         frames.append(_draw_frame(scenes._replace(joints=episodes.joints[:, step])))
