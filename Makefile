@@ -119,7 +119,9 @@ night: $(VENV)/.installed $(VENV)/.night $(VENV)/openpi/.installed
 	$(PYTEST) --timeout 1200 $(NIGHT) $(TESTARGS)
 
 # The night's tests but for those that take more than all others together, or a quiet machine.
-LONG := $(patsubst %,--ignore tests/night/test_%.py,benchmarks commands files pixels ray reacher reacher_dream sglang soak weight_names weights wild words)
+LONG_TESTS := benchmarks commands files pixels ray reacher reacher_dream several_servers sglang silence soak terra \
+	vla weight_names weights wild words
+LONG := $(patsubst %,--ignore tests/night/test_%.py,$(LONG_TESTS))
 
 evening: $(VENV)/.installed $(VENV)/.night $(VENV)/openpi/.installed
 	$(PYTEST) --timeout 1200 tests/night $(LONG) $(TESTARGS)

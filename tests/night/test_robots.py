@@ -19,12 +19,13 @@ from examples.llava_like.offline import engine
 from examples.server import Server
 from mmkit.model.sampling import sampling_params
 from mmkit.serve.openpi import OPENPI_ROUTE
+from tests.profiles import scaled
 
 from . import robot
 
 pytestmark = pytest.mark.timeout(1200)
 
-OBSERVATIONS = robot.make_observations(1000)
+OBSERVATIONS = robot.make_observations(scaled(100))
 GOOD = OBSERVATIONS[0]
 KEY = "secret"
 
@@ -147,7 +148,8 @@ def test_every_chunk_is_that_of_the_offline_engine(results: Any, actions: np.nda
     assert over_the_wire.shape == (len(OBSERVATIONS), robot.STEPS, robot.DIMENSIONS)
     assert over_the_wire.dtype == actions.dtype
     assert (over_the_wire == actions).all()
-    assert len(np.unique(actions.reshape(len(actions), -1), axis=0)) > 900
+    num_different = len(np.unique(actions.reshape(len(actions), -1), axis=0))
+    assert num_different > 0.9 * len(OBSERVATIONS)
     assert results["by_address"] == actions[0].tolist()
     assert results["broker"] == actions[0].tolist(), "step by step"
 
