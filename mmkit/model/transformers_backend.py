@@ -71,6 +71,7 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
     hf_class: ClassVar[Any]
     model: Any
     quant_config: Any
+    _language_modules: list[str]
 
     supports_eagle3 = False  # vLLM would take states out of the result of `forward`
 
@@ -152,6 +153,9 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
         self._head_name = _find_name(model, head)
         model.set_submodule(self._head_name, _HeadInput())
         name_of_decoder = _find_name(model, decoder)
+        self._language_modules = []
+        for name in _list_language_children(decoder):
+            self._language_modules.append(f"{name_of_decoder}.{name}".lstrip("."))
         _subclass_decoder(model, decoder)
         model.get_decoder = lambda: model.get_submodule(name_of_decoder)
         return model
@@ -235,10 +239,10 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
     def recursive_replace(self) -> None:
         """Put vLLM's layers into the decoder, and into the modules that `vllm_towers` names.
 
-        The other modules stay the author's: their code may read attributes that vLLM's layers lack.
+        The other modules stay the author's, also those that the author put into the decoder: their
+        code may read attributes that vLLM's layers lack.
         """
-        decoder = _find_name(self.model, _find_decoder(self.model))
-        with _hide_modules_beside(self.model, [decoder, *self._towers]):
+        with _hide_modules_beside(self.model, [*self._language_modules, *self._towers]):
             super().recursive_replace()
 
     # -- weights -----------------------------------------------------------------------------------
@@ -439,6 +443,28 @@ def _find_decoder(model: Any) -> Any:
     if decoder.get_output_embeddings() is not None:
         return _find_decoder(decoder)
     return decoder
+
+
+def _list_language_children(decoder: nn.Module) -> list[str]:
+    """Return the names of the children of a decoder that its class of transformers has.
+
+    A decoder that extends one of transformers may have the author's encoder beside its layers.
+    """
+    names = [name for name, _ in decoder.named_children()]
+    decoder_class: Any = type(decoder)
+    for base in decoder_class.__mro__:
+        if base.__module__.startswith("transformers.models."):
+            break
+    else:
+        return names
+    if base is decoder_class:
+        return names
+    with torch.device("meta"):
+        plain_decoder = base(decoder.config)
+    names_of_base = {name for name, _ in plain_decoder.named_children()}
+    if not names_of_base:  # a base without layers, as LlamaPreTrainedModel: the author wrote them
+        return names
+    return [name for name in names if name in names_of_base]
 
 
 def _find_head(model: Any, decoder: nn.Module) -> Any:
