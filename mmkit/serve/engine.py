@@ -109,6 +109,7 @@ class Engine:
         trust_kwargs: see above.
         has_render_processes: see above.
         most_items: the most items of each modality in one request.
+        is_encode_only: whether the engine encodes items for other engines, and generates nothing.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class Engine:
         self.plan: Plan = processor.plan
         self.most_items: Mapping[str, int] = processor.info.allowed_mm_limits
         config = client.model_config
+        self.is_encode_only = _is_encode_only(client.vllm_config)
         self.max_model_len: int = config.max_model_len
         self.has_tokenizer = client.renderer.tokenizer is not None
         self._default_params: dict[str, Any] = config.get_diff_sampling_param()
@@ -508,6 +510,14 @@ def _build_params(where: str, function: Callable[..., T], *args: Any, **options:
             where = f"{where}.{parameter}"
         reason = error.args[0] if error.args else error
         raise InputError(where, "parameters that vLLM takes", str(reason).rstrip(".")) from None
+
+
+def _is_encode_only(vllm_config: Any) -> bool:
+    """Return whether an engine only encodes items, as vLLM's role ``ec_producer`` says."""
+    transfer = getattr(vllm_config, "ec_transfer_config", None)  # a recent option of vLLM
+    if transfer is None:
+        return False
+    return bool(transfer.is_ec_producer and not transfer.is_ec_consumer)
 
 
 def _make_media_connector(config: Any) -> Any:

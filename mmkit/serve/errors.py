@@ -47,7 +47,11 @@ class NoPolicy(Exception):
     """No robot drives the model of this server."""
 
 
-class TooBusy(InputError):
+class SessionRefused(InputError):
+    """The server does not open a session."""
+
+
+class TooBusy(SessionRefused):
     """A limit on what is open at once."""
 
 

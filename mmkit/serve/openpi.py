@@ -27,7 +27,7 @@ from ..errors import InputError, SpecError
 from ..language.policy import PROMPT_KEY
 from ..plan.policy import BoundPolicy
 from . import errors
-from .errors import TooBusy
+from .errors import SessionRefused
 from .observations import MESSAGE, decode_observation, encode_answer
 from .session import GOING_AWAY, NORMAL, RESTART, SessionEnd, choose_close_code
 from .state import ServerState
@@ -170,7 +170,7 @@ class RobotConnection:
                     description = await self._state.engine.run_on_item_thread(self._describe)
                     await self._send(encode_answer(description))
                     await self._serve()
-            except TooBusy as error:
+            except SessionRefused as error:
                 refusal = errors.make_response(error, self._state.plan, "openpi")
                 await self._socket.send_denial_response(refusal)
                 return

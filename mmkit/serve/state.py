@@ -20,7 +20,7 @@ from ..wire.items import Decoder, encode_value, list_embeds_fields
 from . import protocol
 from .description import describe_modality
 from .engine import Engine
-from .errors import SESSIONS, TooBusy
+from .errors import SESSIONS, SessionRefused, TooBusy
 from .limits import ServerLimits
 from .protocol import AnswerPart, Choice, OutputInfo, PromptTokensDetails, Usage
 
@@ -119,8 +119,13 @@ class ServerState:
         """Count one more open session within the block.
 
         Raises:
+            SessionRefused: the server runs no language model.
             TooBusy: there are as many as may be.
         """
+        if self.engine.is_encode_only:
+            expected = "a server that runs the language model"
+            remedy = "Open it at the server that generates."
+            raise SessionRefused("session", expected, "one that only encodes items", remedy)
         if self._session_slots.locked():
             expected = f"at most {self.limits.sessions} open at once"
             raise TooBusy("session", expected, "one more", "Try again later.")

@@ -209,6 +209,8 @@ def test_an_encoder_apart(tmp_path: Path) -> None:
         for episode in range(4):
             assert frame(encoder, episode, max_tokens=1) == []
             assert frame(generator, episode) == expected[episode][0]
+        with pytest.raises(RequestError, match="expected a server that runs the language model"):
+            request_frames_in_session(encoder, 0, 3, False)
         assert len(list(encoded.rglob("*.safetensors"))) == len({tuple(row) for row in ACTIONS[:4, :3].reshape(12, -1)})
         # what nobody has encoded, and what comes in a session, it encodes itself
         assert frame(generator, 4, uuids={"actions": ["a", "b", "c"]}) == expected[4][0]

@@ -130,6 +130,19 @@ def test_a_page_of_another_origin_opens_no_session():
     assert sentence == "server: expected a page of its own address or of --allowed-origins, got another origin."
 
 
+def test_a_server_of_the_encoder_opens_no_session():
+    with serve() as client:
+        get_state(client).engine.is_encode_only = True
+        with client.websocket_connect("/v1/mm/session") as socket:
+            refusal = socket.receive_json()
+            assert receive_rest(socket) == (["closed"], 1011)
+    assert refusal["fatal"]
+    assert refusal["error"]["message"] == (
+        "session: expected a server that runs the language model, got one that only encodes items. "
+        "Open it at the server that generates."
+    )
+
+
 def test_a_model_without_a_spec_opens_no_session():
     with serve(has_spec=False) as client:
         status, _ = deny(client, {})
