@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from examples import series, terra
 from examples.series.spec import WAVES
 from examples.terra.spec import TERRA
-from mmkit.plan.encoder_rows import rows_field
+from mmkit.plan.encoder_rows import row_count_field
 from mmkit.testing import Request, Subject, of_spec, vllm_model, vllm_path
 from mmkit.testing.differences import find_difference
 from mmkit.testing.strategies import for_each
@@ -173,7 +173,7 @@ def _compare_model_inputs(name: str, items: list[Any], batch: Any) -> None:
     """Compare the arguments with which a model is called for the items of a modality."""
     (arguments,) = vllm_model.batch_items(items)
     received = dict(arguments)
-    received.pop(rows_field(name), None)
+    received.pop(row_count_field(name), None)
     in_batch = {key: batch[key] for key in received}
     assert_equal(received, in_batch, f"what the model receives of {name}")
 

@@ -754,9 +754,9 @@ class ItemTokens:
         return [(run.start(), len(run[0])) for run in re.finditer(b"\x01+", self.mask)]
 
     @cached_property
-    def text(self) -> str:
-        """The ids as a string; see `as_text`."""
-        return as_text(self.ids)
+    def id_string(self) -> str:
+        """The ids as a string; see `make_id_string`."""
+        return make_id_string(self.ids)
 
     @cached_property
     def embed_ids(self) -> frozenset[int]:
@@ -773,7 +773,7 @@ class ItemTokens:
         )
 
 
-def as_text(ids: Sequence[int]) -> str:
+def make_id_string(ids: Sequence[int]) -> str:
     """Return ids as a string, one character each: ``[5, 97]`` as ``"\x05a"``.
 
     Python finds one string in another in linear time, and has no such search for lists.

@@ -17,7 +17,7 @@ from ..language.field import Batching
 from ..language.spec import Declaration
 from ..plan.allowed_ids import AllowedIds
 from ..plan.containment import Reporter, zero_unsound_rows
-from ..plan.encoder_rows import rows_field, split_encoder_rows, split_rows_or_zero
+from ..plan.encoder_rows import row_count_field, split_encoder_rows, split_rows_or_zero
 from ..plan.modality import BoundModality
 from ..plan.plan import Plan
 from ..plan.soundness import compute_largest_magnitude
@@ -188,12 +188,12 @@ class MultiModalModel(models.ModelInterface):
         """
         rows: list[torch.Tensor] = []
         for name, modality in self.mm_plan.modalities.items():
-            encoded: list[torch.Tensor] = modality.parser.split_rows(kwargs)
+            encoded: list[torch.Tensor] = modality.parser.split_embeddings(kwargs)
             fields = {key: kwargs[key] for key in modality.fields if kwargs.get(key) is not None}
             # with embeddings, only the fields that their layout reads come
-            has_raw_items = not fields.keys() <= modality.parser.companions.keys()
+            has_raw_items = bool(fields.keys() - modality.parser.companions.keys())
             if has_raw_items:
-                counts = self._count_rows(modality, fields, kwargs.get(rows_field(name)))
+                counts = self._count_rows(modality, fields, kwargs.get(row_count_field(name)))
                 encoded += self._encode_items(modality, fields, counts)
             if encoded:
                 sound, num_unsound = zero_unsound_rows(encoded, self._bound)
@@ -203,20 +203,21 @@ class MultiModalModel(models.ModelInterface):
         return rows
 
     def _count_rows(
-        self, modality: BoundModality, fields: dict[str, Any], rows: Any
+        self, modality: BoundModality, fields: dict[str, Any], row_counts: Any
     ) -> list[int | None] | None:
         """Return the rows that each item must have, None for an item where they are not known.
 
         Args:
             modality: of the items.
             fields: of the items, batched.
-            rows: the numbers of rows, integers (items,), where items differ in them.
+            row_counts: the numbers of rows, integers (items,), where items differ in them.
 
         Returns:
             The counts; None where not even the number of items is known.
         """
-        if rows is not None:
-            return [int(count) for count in rows]  # of the host, without waiting for the device
+        if row_counts is not None:
+            # they lie in the host's memory: nobody waits for the device
+            return [int(count) for count in row_counts]
         for name, value in fields.items():
             if modality.fields[name].batching is Batching.STACKED:
                 return [modality.layout_evaluator.fixed_rows] * len(value)

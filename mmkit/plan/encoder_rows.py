@@ -11,7 +11,7 @@ from ..errors import MmkitError
 from ..language.items.base import describe_array
 
 
-def rows_field(modality: str) -> str:
+def row_count_field(modality: str) -> str:
     """Return the name of the field of the numbers of encoder rows.
 
     `mmkit.MultiModalModel` compares them; see `BoundModality.needs_row_count`.

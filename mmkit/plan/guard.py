@@ -27,10 +27,10 @@ class IdRecorder:
         self.embed_ids: set[int] = set()
         self.literal_ids: set[int] = set()
 
-    def check_layout(self, layout: ItemTokens, where: str) -> None:
+    def check_tokens(self, tokens: ItemTokens, where: str) -> None:
         """Record the ids of a layout."""
-        self.embed_ids.update(layout.embed_ids)
-        self.literal_ids.update(layout.literal_ids)
+        self.embed_ids.update(tokens.embed_ids)
+        self.literal_ids.update(tokens.literal_ids)
 
     def find_placeholders(self, ids: Collection[int]) -> list[int]:
         """Return none: the placeholders of other modalities are not known yet."""
@@ -64,17 +64,17 @@ class PlaceholderGuard:
         """Return this guard for a plan for the options of a request, which may add no ids."""
         return replace(self, is_for_options=True)
 
-    def check_layout(self, layout: ItemTokens, where: str) -> None:
+    def check_tokens(self, tokens: ItemTokens, where: str) -> None:
         """Refuse a layout with placeholder ids that prompts are not guarded against.
 
         Args:
-            layout: the evaluated layout.
+            tokens: the evaluated layout.
             where: names the modality.
 
         Raises:
             SpecError: names these ids.
         """
-        unguarded_ids = layout.embed_ids - self.owners.keys()
+        unguarded_ids = tokens.embed_ids - self.owners.keys()
         if not unguarded_ids:
             return
         expected = "embed() of ids that the largest or the smallest item has, too"

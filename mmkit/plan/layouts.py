@@ -167,9 +167,9 @@ class LayoutEvaluator:
             InputError: an item without any embed() position; any mistake in precomputed embeddings.
         """
         if not self.is_of_embeddings:
-            return self._look_up(scope)
+            return self._evaluate_or_reuse(scope)
         try:
-            return self._look_up(scope)
+            return self._evaluate_or_reuse(scope)
         except SpecError as error:
             got = str(error).rstrip(".")
             raise InputError(self.where, "embeddings that can be placed", got) from error
@@ -312,7 +312,7 @@ class LayoutEvaluator:
             raise SpecError(where, expected, repr(part), remedy)
         for fixed in self.layout.find_fixed_parts():
             check_spec_ids(fixed.ids, self.vocab_size, where)
-            self.guard.check_layout(fixed, self.where)
+            self.guard.check_tokens(fixed, self.where)
 
     # -- machinery ---------------------------------------------------------------------------------
 
@@ -344,7 +344,8 @@ class LayoutEvaluator:
             return False
         return self._grid_fields.issubset(scope.fields or ())
 
-    def _look_up(self, scope: Scope) -> ItemLayout:
+    def _evaluate_or_reuse(self, scope: Scope) -> ItemLayout:
+        """Return the layout in a scope; items of one geometry share it."""
         has_grid_fields = self._has_grid_fields(scope)
         if self.is_opaque:
             return self._evaluate(scope, has_grid_fields)
@@ -364,7 +365,7 @@ class LayoutEvaluator:
         if self.requires_rows and not tokens.num_embeds:
             raise self._make_error_without_rows(scope, tokens)
         check_spec_ids(tokens.ids, self.vocab_size, where)
-        self.guard.check_layout(tokens, self.where)
+        self.guard.check_tokens(tokens, self.where)
         if self.grid and has_grid_fields:
             self._evaluate_grid(scope, tokens)
         updates: list[ResolvedUpdate] = []

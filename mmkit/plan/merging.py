@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from ..errors import SpecError
-from ..language.layout import ItemTokens, as_text
+from ..language.layout import ItemTokens, make_id_string
 from ..language.vocabulary import Vocabulary
 from .placement import ItemLayout, LayoutsByModality, PlacedPrompt, Placement, ResolvedUpdate
 
@@ -118,8 +118,8 @@ class MergedRuns:
 
     def _find_runs(self, ids: Sequence[int]) -> list[range]:
         """Return the positions of each run of single characters."""
-        single = as_text([self.tokens_by_length[1]])
-        matches = re.finditer(f"{re.escape(single)}+", as_text(ids))
+        single = make_id_string([self.tokens_by_length[1]])
+        matches = re.finditer(f"{re.escape(single)}+", make_id_string(ids))
         return [range(*match.span()) for match in matches]
 
     def _merge_run(self, run: list[int]) -> list[int]:

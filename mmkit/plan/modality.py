@@ -93,7 +93,7 @@ class BoundModality:
             the Hugging Face processor knows its rows, the first dummy request tells them.
         largest_cell: the largest item that fits the context.
         least_length_cell: the least number of samples of audio that has an encoder row.
-        adapter_cache: where an adapter keeps what it derives from the modality.
+        engine_cache: where `vllm_api` or `sglang_api` keeps what it derives from the modality.
     """
 
     spec: Modality
@@ -119,7 +119,7 @@ class BoundModality:
     stated_largest_cell: Once[LaidOutItem] = field(default_factory=Once)
     largest_cell: Once[LargestItem] = field(default_factory=Once)
     least_length_cell: Once[int] = field(default_factory=Once)
-    adapter_cache: dict[Any, Any] = field(default_factory=dict)
+    engine_cache: dict[Any, Any] = field(default_factory=dict)
 
     # -- items of requests -------------------------------------------------------------------------
 
@@ -439,7 +439,8 @@ def bind_modality(
     parts = _bind_parts(spec, where, static)
 
     item_type = parts.item_type if parts.hf is not None else parts.item_type.for_function()
-    # functions may read what changes while an item is cached; of expressions, the spec knows it
+    # Functions in expressions may read what changes while an item is cached; of other expressions,
+    # the spec knows what they read. `process` does not count: its scope has no place of an item.
     has_functions = any(dependency.root == "function" for dependency in spec.dependencies())
     scopes = ItemScopes(static, item_type, spec.cacheable is True and has_functions)
     is_ids_only = spec.is_ids_only

@@ -172,7 +172,7 @@ class ItemParser:
                 self._check_texts(value, f"{self.where}[{index}]")
         return values
 
-    def split_rows(self, fields: Mapping[str, Any]) -> list[Any]:
+    def split_embeddings(self, fields: Mapping[str, Any]) -> list[Any]:
         """Return the rows of each precomputed embedding that the model receives.
 
         Each is a (rows, hidden size) tensor.

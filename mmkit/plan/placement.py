@@ -11,7 +11,7 @@ from enum import Enum
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-from ..language.layout import Insert, ItemTokens, Replace, Target, Update, as_text
+from ..language.layout import Insert, ItemTokens, Replace, Target, Update, make_id_string
 
 
 class PromptForm(Enum):
@@ -104,48 +104,48 @@ class ItemLayout:
         return False
 
     @cached_property
-    def target_texts(self) -> list[str]:
-        """The targets that the layout replaces, as texts; see `mmkit.language.layout.as_text`."""
-        texts: list[str] = []
+    def target_strings(self) -> list[str]:
+        """The targets that the layout replaces, as strings; see `make_id_string`."""
+        strings: list[str] = []
         for update, target in self.updates:
             if isinstance(update, Replace):
-                texts.append(as_text(target))
-        return texts
+                strings.append(make_id_string(target))
+        return strings
 
     @cached_property
-    def leftover_texts(self) -> frozenset[str]:
-        """The texts that must not remain once all items are placed: targets and placeholders."""
+    def leftover_strings(self) -> frozenset[str]:
+        """The strings that must not remain once all items are placed: targets and placeholders."""
         placeholders = [chr(token) for token in self.tokens.embed_ids]
-        return frozenset(self.target_texts + placeholders)
+        return frozenset(self.target_strings + placeholders)
 
     @cached_property
     def first_leftover_characters(self) -> frozenset[str]:
-        """The first character of each leftover text."""
-        return frozenset(text[0] for text in self.leftover_texts)
+        """The first character of each leftover string."""
+        return frozenset(string[0] for string in self.leftover_strings)
 
-    def texts_in(self, form: PromptForm) -> list[str]:
-        """Return the texts that stand for the item in a prompt, the preferred one first."""
+    def strings_in(self, form: PromptForm) -> list[str]:
+        """Return the strings that stand for the item in a prompt, the preferred one first."""
         if form is PromptForm.EXPANDED:
-            return self._layout_texts
+            return self._layout_strings
         if form is PromptForm.UNEXPANDED:
-            return self._caller_texts
-        return self._layout_and_target_texts
+            return self._caller_strings
+        return self._layout_and_target_strings
 
     @cached_property
-    def _layout_texts(self) -> list[str]:
-        return [self.tokens.text] if self.tokens.ids else []
+    def _layout_strings(self) -> list[str]:
+        return [self.tokens.id_string] if self.tokens.ids else []
 
     @cached_property
-    def _caller_texts(self) -> list[str]:
-        texts: list[str] = []
+    def _caller_strings(self) -> list[str]:
+        strings: list[str] = []
         for ids in self.caller_ids:
             if ids:
-                texts.append(as_text(ids))
-        return texts
+                strings.append(make_id_string(ids))
+        return strings
 
     @cached_property
-    def _layout_and_target_texts(self) -> list[str]:
-        return self._layout_texts + self.target_texts
+    def _layout_and_target_strings(self) -> list[str]:
+        return self._layout_strings + self.target_strings
 
 
 LayoutsByModality: TypeAlias = Mapping[str, Sequence[ItemLayout]]
@@ -188,14 +188,14 @@ class ReservedTargets:
     modality_of: Mapping[Target, str]
 
     @cached_property
-    def texts(self) -> dict[str, Target]:
-        """The targets by their texts; see `mmkit.language.layout.as_text`."""
-        return {as_text(target): target for target in self.modality_of}
+    def strings(self) -> dict[str, Target]:
+        """The targets by their strings; see `mmkit.language.layout.make_id_string`."""
+        return {make_id_string(target): target for target in self.modality_of}
 
     @cached_property
     def first_characters(self) -> frozenset[str]:
-        """The first character of each text."""
-        return frozenset(text[0] for text in self.texts)
+        """The first character of each string."""
+        return frozenset(string[0] for string in self.strings)
 
 
 NO_TARGETS = ReservedTargets({})

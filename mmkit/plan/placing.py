@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from ..language.layout import as_text
+from ..language.layout import make_id_string
 from ..language.vocabulary import Vocabulary
 from . import placing_errors
 from .placement import (
@@ -74,9 +74,9 @@ def place(
         InputError: a layout may be that of an item of either of two modalities; or a target stands
             inside a layout of another modality.
     """
-    text = as_text(prompt)
-    task = PlacingTask(prompt, text, layouts, where, reserved, tok)
-    choice = _choose_forms(text, layouts, forms)
+    prompt_string = make_id_string(prompt)
+    task = PlacingTask(prompt, prompt_string, layouts, where, reserved, tok)
+    choice = _choose_forms(prompt_string, layouts, forms)
     refusal: WrongForm | None = None
     for form in choice.forms:
         try:
@@ -94,7 +94,7 @@ def may_be_expanded(prompt: list[int], layouts: LayoutsByModality) -> bool:
 
     It takes far less time than the error of `place`.
     """
-    return _has_first_layouts(as_text(prompt), layouts)
+    return _has_first_layouts(make_id_string(prompt), layouts)
 
 
 # -- the form of a prompt --------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class _FormChoice(NamedTuple):
 
 
 def _choose_forms(
-    text: str, layouts: LayoutsByModality, forms: Sequence[PromptForm]
+    prompt_string: str, layouts: LayoutsByModality, forms: Sequence[PromptForm]
 ) -> _FormChoice:
     """Return the forms that a prompt may have, with those that need no trial left out.
 
@@ -124,34 +124,36 @@ def _choose_forms(
     """
     if len(forms) == 1:
         return _FormChoice(forms, {})
-    forms_of_ids = _find_forms_of_ids(text, layouts)
+    forms_of_ids = _find_forms_of_ids(prompt_string, layouts)
     if len(forms_of_ids) == len(layouts):
         # no modality is searched in these forms, so that a second search would find the same
         return _FormChoice(forms[:1], forms_of_ids)
-    if forms[0] is PromptForm.EXPANDED and not _has_first_layouts(text, layouts, forms_of_ids):
+    if forms[0] is PromptForm.EXPANDED and not _has_first_layouts(
+        prompt_string, layouts, forms_of_ids
+    ):
         return _FormChoice(forms[1:], forms_of_ids)  # nearly always
     return _FormChoice(forms, forms_of_ids)
 
 
 def _has_first_layouts(
-    text: str, layouts: LayoutsByModality, ignored: Collection[str] = ()
+    prompt_string: str, layouts: LayoutsByModality, ignored: Collection[str] = ()
 ) -> bool:
     """Return whether the layout of the first item of each modality stands in the prompt.
 
     Args:
-        text: the prompt.
+        prompt_string: the prompt.
         layouts: per modality and item, the layout.
         ignored: the modalities of which it may be missing.
     """
     for modality, item_layouts in layouts.items():
         if modality in ignored:
             continue
-        if item_layouts and item_layouts[0].tokens.text not in text:
+        if item_layouts and item_layouts[0].tokens.id_string not in prompt_string:
             return False
     return True
 
 
-def _find_forms_of_ids(text: str, layouts: LayoutsByModality) -> dict[str, PromptForm]:
+def _find_forms_of_ids(prompt_string: str, layouts: LayoutsByModality) -> dict[str, PromptForm]:
     """Return the form in which a prompt has each modality whose items become ids only.
 
     The targets tell it, since no layout has the target of its item, and none may be left over:
@@ -161,7 +163,7 @@ def _find_forms_of_ids(text: str, layouts: LayoutsByModality) -> dict[str, Promp
     for modality, item_layouts in layouts.items():
         if not item_layouts or not item_layouts[0].is_ids_only:
             continue
-        count = _count_targets(text, item_layouts)
+        count = _count_targets(prompt_string, item_layouts)
         if count == 0:
             forms[modality] = PromptForm.EXPANDED
         elif count >= len(item_layouts):
@@ -171,16 +173,16 @@ def _find_forms_of_ids(text: str, layouts: LayoutsByModality) -> dict[str, Promp
     return forms
 
 
-def _count_targets(text: str, item_layouts: Sequence[ItemLayout]) -> int:
+def _count_targets(prompt_string: str, item_layouts: Sequence[ItemLayout]) -> int:
     """Return how many targets of some items stand in a prompt, without overlaps."""
-    target_texts: set[str] = set()
+    target_strings: set[str] = set()
     for layout in set(item_layouts):
-        target_texts.update(layout.target_texts)
-    if len(target_texts) < 2:
-        return sum(text.count(target_text) for target_text in target_texts)
-    longest_first = sorted(target_texts, key=len, reverse=True)
-    pattern = "|".join([re.escape(target_text) for target_text in longest_first])
-    return len(re.findall(pattern, text))
+        target_strings.update(layout.target_strings)
+    if len(target_strings) < 2:
+        return sum(prompt_string.count(target_string) for target_string in target_strings)
+    longest_first = sorted(target_strings, key=len, reverse=True)
+    pattern = "|".join([re.escape(target_string) for target_string in longest_first])
+    return len(re.findall(pattern, prompt_string))
 
 
 # -- the search for one form -----------------------------------------------------------------------
@@ -203,14 +205,14 @@ class _Match:
 _PLACED_ITEM = chr(sys.maxunicode)
 """Stands for a placed item between the remaining parts of a prompt.
 
-Without it, a text could match across two parts. It is the only character that is no id.
+Without it, a string could match across two parts. It is the only character that is no id.
 """
 
 
 class _Search:
     """The search for all items in a prompt of one form.
 
-    Ids are searched as text; see `mmkit.language.layout.as_text`.
+    Ids are searched as strings; see `mmkit.language.layout.make_id_string`.
     """
 
     def __init__(
@@ -218,13 +220,14 @@ class _Search:
     ) -> None:
         self._task = task
         self._prompt = task.prompt
-        self._text = task.text
+        self._prompt_string = task.id_string
         self._layouts = task.layouts
         self._form = form
         self._forms_of_ids = forms_of_ids
-        # Where each text is found next, `len(text)` for nowhere. The items of a modality mostly
-        # share their texts, and each item asks for the next match of every modality: without this,
-        # a text that comes late in the prompt is searched again for each item before it.
+        # Where each string is found next; the length of the prompt for nowhere. The items of a
+        # modality mostly share their strings, and each item asks for the next match of every
+        # modality: without this, a string that comes late in the prompt is searched again for each
+        # item before it.
         self._next_match: dict[str, int] = {}
 
     def run(self) -> PlacedPrompt:
@@ -296,48 +299,48 @@ class _Search:
                     # the end of the last match, where the search goes on, is behind the anchor
                     raise self._make_inside_other(modality, index, matches[-1])
                 return anchor
-        texts = layout.texts_in(form)
-        span = self._find_next_match(texts, cursor)
+        strings = layout.strings_in(form)
+        span = self._find_next_match(strings, cursor)
         if span is None:
-            owner = self._find_owner(modality, texts, matches)
+            owner = self._find_owner(modality, strings, matches)
             if owner is not None:
                 raise self._make_inside_other(modality, index, owner)
             raise placing_errors.make_not_found(self._task, modality, index)
         return span
 
-    def _find_next_match(self, texts: Sequence[str], cursor: int) -> Span | None:
-        """Return the nearest match of any of the texts at or after the cursor; None for no match.
+    def _find_next_match(self, strings: Sequence[str], cursor: int) -> Span | None:
+        """Return the nearest match of any of the strings at or after the cursor; None for no match.
 
-        Where two texts match at one position, the match is that of the first text.
+        Where two strings match at one position, the match is that of the first string.
         """
-        nowhere = len(self._text)
+        nowhere = len(self._prompt_string)
         nearest = nowhere
-        nearest_text = ""
-        for text in texts:
-            start = self._next_match.get(text, -1)
+        nearest_string = ""
+        for string in strings:
+            start = self._next_match.get(string, -1)
             if start < cursor:
-                start = self._text.find(text, cursor)
+                start = self._prompt_string.find(string, cursor)
                 if start < 0:
                     start = nowhere
-                self._next_match[text] = start
+                self._next_match[string] = start
             if start < nearest:
                 nearest = start
-                nearest_text = text
+                nearest_string = string
         if nearest == nowhere:
             return None
-        return Span(nearest, nearest + len(nearest_text))
+        return Span(nearest, nearest + len(nearest_string))
 
     def _find_owner(
-        self, modality: str, texts: Sequence[str], matches: Sequence[_Match]
+        self, modality: str, strings: Sequence[str], matches: Sequence[_Match]
     ) -> _Match | None:
-        """Return a match of another modality that has a position of one of the texts."""
+        """Return a match of another modality that has a position of one of the strings."""
         owners: dict[Span, _Match] = {}
         for match in matches:
             if match.modality != modality:
                 owners[match.span] = match
         spans = Spans(owners)
-        for text in texts:
-            span = find_overlapped(self._text, text, spans)
+        for string in strings:
+            span = find_overlapped(self._prompt_string, string, spans)
             if span is not None:
                 return owners[span]
         return None
@@ -371,7 +374,10 @@ class _Search:
 
     def _is_layout(self, span: Span, layout: ItemLayout) -> bool:
         """Return whether the layout of an item stands at a span."""
-        return not span.is_anchor and self._text[span.start : span.stop] == layout.tokens.text
+        return (
+            not span.is_anchor
+            and self._prompt_string[span.start : span.stop] == layout.tokens.id_string
+        )
 
     # -- 2: what is left over ----------------------------------------------------------------------
 
@@ -381,25 +387,25 @@ class _Search:
         Raises:
             LeftOver: a target or a placeholder of a modality with items, or a reserved target.
         """
-        remaining = self._remaining_text(matches)
+        remaining = self._remaining_string(matches)
         if not self._may_have_left_over(remaining):  # nearly always
             return
         for modality, item_layouts in self._layouts.items():
             left_over = _find_left_over(remaining, item_layouts)
             if left_over is not None:
                 raise placing_errors.make_left_over(self._task, modality, _as_ids(left_over))
-        for target_text, target in self._task.reserved.texts.items():
-            if target_text in remaining:
+        for target_string, target in self._task.reserved.strings.items():
+            if target_string in remaining:
                 raise placing_errors.make_left_over_target(self._task, target)
 
-    def _remaining_text(self, matches: Sequence[_Match]) -> str:
+    def _remaining_string(self, matches: Sequence[_Match]) -> str:
         """Return the prompt with one character in place of each match."""
         parts: list[str] = []
         cursor = 0
         for match in matches:
-            parts.append(self._text[cursor : match.span.start])
+            parts.append(self._prompt_string[cursor : match.span.start])
             cursor = match.span.stop
-        parts.append(self._text[cursor:])
+        parts.append(self._prompt_string[cursor:])
         return _PLACED_ITEM.join(parts)
 
     def _may_have_left_over(self, remaining: str) -> bool:
@@ -428,16 +434,16 @@ class _Search:
         matched_before: list[int] | None = None
         for modality, item_layouts in self._layouts.items():
             targets = self._find_targets_of_others(modality, matches)
-            target_texts = {self._text_of(target) for target in targets}
+            target_strings = {self._string_of(target) for target in targets}
             # in the order of the items: the first at fault is named; most of them share a layout
             layouts = dict.fromkeys(item_layouts)
-            layout_texts = dict.fromkeys(layout.tokens.text for layout in layouts)
-            for layout_text in layout_texts:
-                if not _contains_any(layout_text, target_texts):  # nearly always
+            layout_strings = dict.fromkeys(layout.tokens.id_string for layout in layouts)
+            for layout_string in layout_strings:
+                if not _contains_any(layout_string, target_strings):  # nearly always
                     continue
                 if matched_before is None:
                     matched_before = self._count_matched_positions(matches)
-                self._check_targets_inside(modality, layout_text, targets, matched_before)
+                self._check_targets_inside(modality, layout_string, targets, matched_before)
 
     def _find_targets_of_others(self, modality: str, matches: Sequence[_Match]) -> list[_Match]:
         """Return the matches of other modalities that are targets."""
@@ -450,7 +456,7 @@ class _Search:
     def _check_targets_inside(
         self,
         modality: str,
-        layout_text: str,
+        layout_string: str,
         targets: Sequence[_Match],
         matched_before: Sequence[int],
     ) -> None:
@@ -458,15 +464,15 @@ class _Search:
 
         Args:
             modality: the modality of the layout.
-            layout_text: the layout.
+            layout_string: the layout.
             targets: the matches of other modalities that are targets, in prompt order.
             matched_before: see `_count_matched_positions`.
         """
         target_starts = [target.span.start for target in targets]
-        start = self._text.find(layout_text)
+        start = self._prompt_string.find(layout_string)
         while start >= 0:
-            stop = start + len(layout_text)
-            is_all_matched = matched_before[stop] - matched_before[start] == len(layout_text)
+            stop = start + len(layout_string)
+            is_all_matched = matched_before[stop] - matched_before[start] == len(layout_string)
             position = bisect_left(target_starts, start)
             if position < len(targets) and not is_all_matched:
                 target = targets[position]
@@ -474,15 +480,15 @@ class _Search:
                     raise placing_errors.make_target_inside_layout(
                         self._task,
                         target.name,
-                        _as_ids(self._text_of(target)),
+                        _as_ids(self._string_of(target)),
                         modality,
-                        _as_ids(layout_text),
+                        _as_ids(layout_string),
                     )
-            start = self._text.find(layout_text, start + 1)
+            start = self._prompt_string.find(layout_string, start + 1)
 
     def _count_matched_positions(self, matches: Sequence[_Match]) -> list[int]:
         """Return how many positions before each position stand for items, and before the end."""
-        is_matched = bytearray(len(self._text))
+        is_matched = bytearray(len(self._prompt_string))
         for match in matches:
             length = match.span.stop - match.span.start
             is_matched[match.span.start : match.span.stop] = b"\1" * length
@@ -491,10 +497,10 @@ class _Search:
     def _is_target(self, match: _Match) -> bool:
         """Return whether a target stands for the item, and no layout."""
         layout = self._layouts[match.modality][match.index]
-        return not match.span.is_anchor and self._text_of(match) in layout.target_texts
+        return not match.span.is_anchor and self._string_of(match) in layout.target_strings
 
-    def _text_of(self, match: _Match) -> str:
-        return self._text[match.span.start : match.span.stop]
+    def _string_of(self, match: _Match) -> str:
+        return self._prompt_string[match.span.start : match.span.stop]
 
     # -- 4: write the layouts ----------------------------------------------------------------------
 
@@ -513,20 +519,20 @@ class _Search:
         return PlacedPrompt(ids, placements)
 
 
-def find_overlapped(prompt: str, text: str, spans: Spans) -> Span | None:
-    """Return the first span that an occurrence of a text overlaps; None where there is none.
+def find_overlapped(prompt: str, string: str, spans: Spans) -> Span | None:
+    """Return the first span that an occurrence of a string overlaps; None where there is none.
 
     Args:
-        prompt: ids as a text.
-        text: what is searched; its occurrences may overlap one another.
+        prompt: ids as a string.
+        string: what is searched; its occurrences may overlap one another.
         spans: of the prompt.
     """
-    start = prompt.find(text)
+    start = prompt.find(string)
     while start >= 0:
-        span = spans.find_overlapped(Span(start, start + len(text)))
+        span = spans.find_overlapped(Span(start, start + len(string)))
         if span is not None:
             return span
-        start = prompt.find(text, start + 1)
+        start = prompt.find(string, start + 1)
     return None
 
 
@@ -549,24 +555,24 @@ def _find_leftmost(spans: Mapping[str, Span]) -> str:
 
 
 def _find_left_over(remaining: str, item_layouts: Sequence[ItemLayout]) -> str | None:
-    """Return the first target or placeholder of some items in a text; None where there is none."""
-    texts: set[str] = set()
+    """Return the first target or placeholder of items in a string; None where there is none."""
+    strings: set[str] = set()
     for layout in set(item_layouts):  # most items of a modality share one
-        texts |= layout.leftover_texts
-    left_over = [text for text in texts if text in remaining]
+        strings |= layout.leftover_strings
+    left_over = [string for string in strings if string in remaining]
     if not left_over:
         return None
     return min(left_over, key=remaining.index)
 
 
-def _contains_any(text: str, parts: Collection[str]) -> bool:
-    """Return whether any of the parts stands in a text."""
+def _contains_any(string: str, parts: Collection[str]) -> bool:
+    """Return whether any of the parts stands in a string."""
     for part in parts:
-        if part in text:
+        if part in string:
             return True
     return False
 
 
-def _as_ids(text: str) -> list[int]:
-    """Return ids that were written as a text by `as_text`."""
-    return [ord(character) for character in text]
+def _as_ids(string: str) -> list[int]:
+    """Return ids that were written as a string by `make_id_string`."""
+    return [ord(character) for character in string]

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ..errors import InputError
-from ..language.layout import Insert, Replace, Target, Update, as_text
+from ..language.layout import Insert, Replace, Target, Update, make_id_string
 from ..language.vocabulary import Vocabulary, describe_ids
 from .placement import LayoutsByModality, ReservedTargets
 
@@ -36,7 +36,7 @@ class PlacingTask:
 
     Attributes:
         prompt: token ids.
-        text: these ids as a string; see `mmkit.language.layout.as_text`.
+        id_string: these ids as a string; see `mmkit.language.layout.make_id_string`.
         layouts: per modality and item, the layout.
         where: names the spec in errors.
         reserved: targets of which none may be left over, also where no item has them.
@@ -44,7 +44,7 @@ class PlacingTask:
     """
 
     prompt: list[int]
-    text: str
+    id_string: str
     layouts: LayoutsByModality
     where: str
     reserved: ReservedTargets
@@ -184,7 +184,7 @@ def _count_caller_ids(task: PlacingTask, modality: str, left_over: Sequence[int]
     tokens = layouts[0].tokens
     ids = layouts[0].unexpanded_ids
     word = _name_of_caller_ids(layouts[0].updates[0].update)
-    count = task.text.count(as_text(ids))
+    count = task.id_string.count(make_id_string(ids))
     num_expected = _count_word(len(layouts), word)
     num_items = _count_word(len(layouts), "item")
     expected = f"{num_expected} {task.describe(ids)} in the prompt for {num_items}"

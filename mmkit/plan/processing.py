@@ -232,7 +232,9 @@ class FieldProcessor:
         Args:
             raw: the result of `process`, by field.
             batch: the canonical items.
-            is_in_parts: whether `raw` has a list of the items' parts for each field.
+            is_in_parts: whether `raw` has a list of the items' parts for each field, made by mmkit.
+                What a function or a Hugging Face processor returns, a list too, is split by
+                `Field.split`.
 
         Raises:
             InputError: a Hugging Face processor has made another shape or dtype than stated.

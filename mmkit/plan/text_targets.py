@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..language.layout import Replace, Target, as_text
+from ..language.layout import Replace, Target, make_id_string
 from ..language.vocabulary import Vocabulary
 from .placement import LayoutsByModality
 from .spans import Span, Spans
@@ -25,12 +25,12 @@ class TextTarget(NamedTuple):
     Attributes:
         ids: its ids, as the tokenizer makes them of the text by itself.
         text: its text.
-        ids_as_text: its ids as a string; see `mmkit.language.layout.as_text`.
+        id_string: its ids as a string; see `mmkit.language.layout.make_id_string`.
     """
 
     ids: Target
     text: str
-    ids_as_text: str
+    id_string: str
 
 
 class TextTargets:
@@ -101,7 +101,7 @@ class TextTargets:
         return ids + after
 
     def _decode(self, target: Target) -> TextTarget:
-        return TextTarget(target, self._tok.decode_target(target), as_text(target))
+        return TextTarget(target, self._tok.decode_target(target), make_id_string(target))
 
 
 def spells_target(ids: Sequence[int], target: Target, tok: Vocabulary | None) -> bool:
@@ -114,7 +114,7 @@ def spells_target(ids: Sequence[int], target: Target, tok: Vocabulary | None) ->
         target: the ids of the target by itself.
         tok: the vocabulary; None for a model without a tokenizer.
     """
-    if as_text(target) in as_text(ids):
+    if make_id_string(target) in make_id_string(ids):
         return True
     if tok is None or len(target) == 1:
         return False
@@ -129,9 +129,9 @@ def _has_only_whole_targets(
     text = tok.decode_simple(prompt)
     if text is None:
         return False
-    ids_as_text = as_text(prompt)
+    id_string = make_id_string(prompt)
     for target in targets:
-        if text.count(target.text) != ids_as_text.count(target.ids_as_text):
+        if text.count(target.text) != id_string.count(target.id_string):
             return False
     return True
 
@@ -149,14 +149,14 @@ def _find_texts(text: str, target_texts: Iterable[str]) -> list[re.Match[str]]:
 
 def _find_whole_targets(prompt: list[int], targets: Sequence[TextTarget]) -> list[Span]:
     """Return the positions of a prompt at which targets stand with their own ids."""
-    prompt_text = as_text(prompt)
+    prompt_string = make_id_string(prompt)
     spans: list[Span] = []
     for target in targets:
-        start = prompt_text.find(target.ids_as_text)
+        start = prompt_string.find(target.id_string)
         while start >= 0:
             stop = start + len(target.ids)
             spans.append(Span(start, stop))
-            start = prompt_text.find(target.ids_as_text, stop)
+            start = prompt_string.find(target.id_string, stop)
     return spans
 
 

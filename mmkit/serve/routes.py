@@ -4,7 +4,8 @@ A request to ``POST /v1/mm/generate`` makes these calls, in this order:
 
 - `answers.AnswerMiddleware.handle` refuses the request if the server stops, and counts refusals in
   its answer;
-- `bodies.BodyMiddleware.handle` lets it pass: this route reads its body itself;
+- `bodies.BodyMiddleware.handle` sets a `ServerRequest` for it, and lets it pass: this route reads
+  its body itself;
 - `routes.handle_generate` is the endpoint of the router;
 - `routes.answer_request` makes a response of what the calls below return or raise;
 - `routes.receive_message` receives the body (`routes.receive_body`), checks its size
@@ -15,9 +16,11 @@ A request to ``POST /v1/mm/generate`` makes these calls, in this order:
   `engine.Engine.parse_sampling_params` and `engine.Engine.make_sampling_params`;
 - `state.ServerState.make_prompt` makes vLLM's prompt: `wire.items.Decoder.decode_items` decodes the
   items of each modality, and `engine.Engine.load_media` loads their media;
-- `engine.Engine.generate` renders the prompt (`engine.Engine.render`, in which vLLM calls the
-  processor of mmkit: steps 1 to 8 of docs/how-it-works.md), sends it to the engine (steps 9 to 11),
-  and yields vLLM's outputs;
+- `engine.Engine.generate` renders the prompt by `engine.Engine.render`: vLLM's
+  `BaseRenderer.render_cmpl_async` tokenizes it, and its step after that, around which
+  `vllm_api.patches.wrap_process_tokens` stands, calls `Parser.parse_mm_data` and `Processor.apply`
+  (steps 1 to 8 of docs/how-it-works.md);
+- the same method sends the prompt to the engine (steps 9 to 11), and yields vLLM's outputs;
 - `state.Answer.make_choice` makes a choice of what is new in an output, and
   `state.Answer.make_usage` counts the tokens;
 - `routes.stream_events` sends the events of a stream; without one, the first event is the answer.

@@ -255,7 +255,7 @@ class ServerState:
 
     async def _load_media(self, data: dict[str, Any]) -> None:
         """Load the media of a message in place, within the limit on pixels."""
-        # each message of a session has a budget of its own
+        # in place of the middleware's, which is for a whole session: a budget for each message
         token = SERVER_REQUEST.set(self.make_server_request())
         try:
             for name, value in data.items():

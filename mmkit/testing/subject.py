@@ -15,7 +15,7 @@ from hypothesis.strategies import SearchStrategy
 
 from ..errors import OptionsError, SpecError
 from ..generate import Classes
-from ..language.layout import as_text
+from ..language.layout import make_id_string
 from ..model_spec import ModelSpec
 from ..plan.merging import MergedRuns
 from ..plan.plan import Plan
@@ -325,14 +325,14 @@ def _find_partial_targets(
     beginning that has a whole target in it, or a token of a layout, stands for an item and is left
     out.
     """
-    texts = [as_text(target) for target in all_targets]
+    texts = [make_id_string(target) for target in all_targets]
     beginnings = set()
     for target in targets:
         if len(target) > 1:
             beginnings.add(tuple(target[:-1]))
     partial_targets = []
     for beginning in beginnings:
-        text = as_text(beginning)
+        text = make_id_string(beginning)
         has_target = any(target_text in text for target_text in texts)
         if not has_target and in_layouts.isdisjoint(beginning):
             partial_targets.append(list(beginning))

@@ -15,7 +15,7 @@ from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from ..errors import VllmApiError
-from ..plan.encoder_rows import rows_field
+from ..plan.encoder_rows import row_count_field
 from ..vllm_api import compat
 from ..vllm_api.compat import ProcessorInputs, find
 from ..vllm_api.exchange import adopt_features, exchange_features
@@ -270,7 +270,7 @@ def unpack_fields(modality: str, item: Any) -> dict[str, Any]:
     """
     values = {}
     for key, element in item.items():
-        if key == rows_field(modality):
+        if key == row_count_field(modality):
             continue
         value = element.data
         if isinstance(value, torch.Tensor | np.ndarray):

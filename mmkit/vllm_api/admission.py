@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import InputError
-from ..plan.encoder_rows import rows_field
+from ..plan.encoder_rows import row_count_field
 from ..plan.plan import Plan
 from ..plan.soundness import check_rows
 from .confinement import check_requested_output
@@ -161,7 +161,7 @@ def _check_foreign_fields(plan: Plan, prompt: Mapping[str, Any], is_trusted: boo
         items = items_by_modality.get(name, ())
         ranges = ranges_by_modality.get(name, ())
         _check_names_and_ranges(
-            {*modality.fields_and_embeds, rows_field(name)},
+            {*modality.fields_and_embeds, row_count_field(name)},
             items,
             ranges,
             len(prompt["prompt_token_ids"]),

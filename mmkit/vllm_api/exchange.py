@@ -50,6 +50,9 @@ _SizedCache: Any = find("multimodal.cache.base:MultiModalCache", "multimodal.cac
 class CacheEntry:
     """What vLLM's cache keeps of an item beside its fields.
 
+    The cache holds it where it expects the prompt updates of the item: as the second value of the
+    pair for `get_and_update_item`.
+
     Attributes:
         layout: what the item becomes in a prompt.
         size: the size of the fields in the cache, in bytes.
@@ -275,9 +278,10 @@ _NO_LAYOUT = ItemLayout(ItemTokens([], b""), [])
 
 
 def adopt_features(features: Sequence[Any], cache: Any) -> list[Any]:
-    """Return the items of a request, each as one that takes part in the exchange.
+    """Return the items of a request, each with an `UnsentItem` for the exchange.
 
-    So do those that no processor of ours has made for this cache, such as prompt embeddings.
+    Items have one already if our processor made them for this cache. Others get one here, for
+    example items that another host has processed.
 
     Args:
         features: vLLM's.

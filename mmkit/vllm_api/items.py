@@ -12,7 +12,7 @@ from vllm.multimodal import inputs as vllm_inputs
 from vllm.multimodal import parse as vllm_parse
 
 from ..language.field import Batching, Field, compact
-from ..plan.encoder_rows import rows_field
+from ..plan.encoder_rows import row_count_field
 from ..plan.item import Item, group_by_modality
 from ..plan.modality import BoundModality
 from ..plan.parsing import Embedding, ItemBatch
@@ -171,29 +171,30 @@ class Offloaded(dict[str, Any]):
 # -- processed fields ------------------------------------------------------------------------------
 
 
-def make_field_forms(modality: BoundModality, *, with_row_counts: bool) -> dict[str, Any]:
-    """Return vLLM's forms of the fields of a modality, by name: how it batches the parts of items.
+def make_vllm_fields(modality: BoundModality, *, sends_row_counts: bool) -> dict[str, Any]:
+    """Return vLLM's fields of a modality, by name: how vLLM batches the parts of items.
 
     Args:
         modality: the modality, which keeps the result.
-        with_row_counts: whether the model receives the number of encoder rows of each item.
+        sends_row_counts: whether the model receives the number of encoder rows of each item.
     """
-    forms: dict[str, Any] | None = modality.adapter_cache.get(with_row_counts)
-    if forms is None:
-        forms = {}
+    vllm_fields: dict[str, Any] | None = modality.engine_cache.get(sends_row_counts)
+    if vllm_fields is None:
+        vllm_fields = {}
         for key, field in modality.fields_and_embeds.items():
-            forms[key] = _make_form(field)
-        if with_row_counts and modality.needs_row_count:
-            forms[rows_field(modality.name)] = vllm_inputs.MultiModalBatchedField(**_ON_CPU)
-        modality.adapter_cache[with_row_counts] = forms
-    return forms
+            vllm_fields[key] = _make_vllm_field(field)
+        if sends_row_counts and modality.needs_row_count:
+            key = row_count_field(modality.name)
+            vllm_fields[key] = vllm_inputs.MultiModalBatchedField(**_ON_CPU)
+        modality.engine_cache[sends_row_counts] = vllm_fields
+    return vllm_fields
 
 
 _ON_CPU = {"keep_on_cpu": True} if KEEPS_ON_CPU else {}
 
 
-def _make_form(field: Field) -> Any:
-    """Return vLLM's form of a field, by the batching that its kind states."""
+def _make_vllm_field(field: Field) -> Any:
+    """Return vLLM's field for one of the spec, by the batching that its kind states."""
     options = _ON_CPU if field.keep_on_cpu else {}
     match field.batching:
         case Batching.STACKED:
@@ -217,20 +218,20 @@ def make_kwargs_item(
         fields: hidden ones are left out.
         row_count: the number of its encoder rows, where the model receives it.
     """
-    forms = make_field_forms(modality, with_row_counts=row_count is not None)
+    vllm_fields = make_vllm_fields(modality, sends_row_counts=row_count is not None)
     if row_count is not None:
-        row_count_key = rows_field(modality.name)
-        if row_count_key in forms:
+        row_count_key = row_count_field(modality.name)
+        if row_count_key in vllm_fields:
             fields = {**fields, row_count_key: _make_row_count(row_count)}
     elements = {}
-    for key, form in forms.items():
+    for key, vllm_field in vllm_fields.items():
         if key not in fields:
             continue
         data = compact(fields[key])
         if ELEMENTS_ARE_NAMED:
-            element = vllm_inputs.MultiModalFieldElem(modality.name, key, data, form)
+            element = vllm_inputs.MultiModalFieldElem(modality.name, key, data, vllm_field)
         else:
-            element = vllm_inputs.MultiModalFieldElem(data, form)
+            element = vllm_inputs.MultiModalFieldElem(data, vllm_field)
         elements[key] = element
     return vllm_inputs.MultiModalKwargsItem(elements)
 

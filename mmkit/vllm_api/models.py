@@ -17,7 +17,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, _merge_multimoda
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from ..language.spec import Declaration
-from ..plan.encoder_rows import rows_field
+from ..plan.encoder_rows import row_count_field
 from ..plan.plan import Plan
 from ..plugin import check_claim, is_of_script
 from . import patches
@@ -79,7 +79,7 @@ def prepare(model: Any, spec: Declaration) -> None:
         return
     cpu_fields: set[str] = set()
     for modality in spec.modalities:
-        cpu_fields.add(rows_field(modality.name))
+        cpu_fields.add(row_count_field(modality.name))
         for name, field in modality.fields.items():
             if field.keep_on_cpu:
                 cpu_fields.add(name)

@@ -40,9 +40,9 @@ def _serves_spec(renderer: Any) -> bool:
 def wrap_process_tokens(process_tokens: Any) -> Any:
     """Wrap vLLM's step from a tokenized prompt to the engine's input.
 
-    A prompt without items, which no processor sees, is checked and rewritten here: by `admit`
-    already, because its rewriting (``prompt=``) is for ids that the vocabulary has. Uuids hold
-    within one `cache_salt`, so that no tenant reaches the items of another one.
+    A prompt without items, which no processor sees, is rewritten here (``prompt=`` of the spec).
+    `admit` checks it before, since only ids of the vocabulary can be rewritten. Uuids hold within
+    one `cache_salt`, so that no tenant reaches the items of another one.
     """
 
     is_async = inspect.iscoroutinefunction(process_tokens)

@@ -89,16 +89,16 @@ class RequestPipeline:
     Args:
         info: has the plan, and loads the Hugging Face processor for the options of a request.
         hasher: makes the hashes of items.
-        send_row_counts: whether the model receives the number of encoder rows of each item.
+        sends_row_counts: whether the model receives the number of encoder rows of each item.
     """
 
     def __init__(
-        self, info: ProcessingInfo, hasher: VllmItemHasher, *, send_row_counts: bool
+        self, info: ProcessingInfo, hasher: VllmItemHasher, *, sends_row_counts: bool
     ) -> None:
         self.plan: Plan = info.plan
         self._info = info
         self._hasher = hasher
-        self._send_row_counts = send_row_counts
+        self._send_row_counts = sends_row_counts
         self._reader = CacheReader()
         self._id_layouts = make_id_layout_cache()
         # the modalities whose largest item was processed after another item was refused: the spec
@@ -163,7 +163,7 @@ class RequestPipeline:
         # options of the request may make more rows of an item than those of the server do
         lay_out_items(plan, items, may_be_larger=bool(request.options))
         engine_items = select_engine_items(plan, items)
-        convert_fields(plan, engine_items, send_row_counts=self._send_row_counts)
+        convert_fields(plan, engine_items, sends_row_counts=self._send_row_counts)
         if request.cache is None:
             return
         for item in engine_items:
@@ -393,17 +393,17 @@ def lay_out_items(plan: Plan, items: Sequence[Item], *, may_be_larger: bool = Fa
     plan.lay_out_items(items, may_be_larger=may_be_larger)
 
 
-def convert_fields(plan: Plan, items: Sequence[Item], *, send_row_counts: bool) -> None:
+def convert_fields(plan: Plan, items: Sequence[Item], *, sends_row_counts: bool) -> None:
     """Fill in vLLM's form of the fields of items.
 
     Args:
         plan: the plan for the options of the request.
         items: items with fields and layouts.
-        send_row_counts: whether the model receives the number of encoder rows of each item.
+        sends_row_counts: whether the model receives the number of encoder rows of each item.
     """
     for item in items:
         row_count = None
-        if send_row_counts and not item.is_embedding:
+        if sends_row_counts and not item.is_embedding:
             row_count = item.layout.tokens.num_embeds
         modality = plan.modalities[item.modality]
         item.engine_fields = make_kwargs_item(modality, item.fields, row_count)

@@ -36,7 +36,7 @@ from . import compat, patches
 from .hashes import make_hasher
 from .hooks import REQUEST_FIELDS, refuse_dead
 from .info import DummyInputs, ProcessingInfo
-from .items import Parser, make_field_forms
+from .items import Parser, make_vllm_fields
 from .pipeline import ProcessorRequest, RequestPipeline, StageTimer, measure_nothing
 
 _APPLY_SIGNATURE = inspect.signature(BaseMultiModalProcessor.apply)
@@ -65,7 +65,10 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
 
     spec: ClassVar[Declaration]
     sends_row_counts: ClassVar[bool] = False
-    """Whether the model receives the number of encoder rows of each item, to compare its own."""
+    """Whether the model receives the number of encoder rows of each item, to compare its own.
+
+    `mmkit.model.registration` sets it, where the model has the mixin; see
+    `BoundModality.needs_row_count` for the modalities that it concerns."""
     requires_tokenizer = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -76,7 +79,7 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
         super().__init__(info, dummy_inputs, **options)
         self.plan: Plan = info.plan
         self.pipeline = RequestPipeline(
-            info, make_hasher(info), send_row_counts=self.sends_row_counts
+            info, make_hasher(info), sends_row_counts=self.sends_row_counts
         )
         patches.install()
 
@@ -157,9 +160,9 @@ class Processor(BaseMultiModalProcessor[ProcessingInfo]):
         # vLLM's chat batches the embeddings of a message by these
         configs: dict[str, MultiModalFieldConfig] = {}
         for name, modality in self.plan.modalities.items():
-            forms = make_field_forms(modality, with_row_counts=self.sends_row_counts)
-            for key, form in forms.items():
-                configs[key] = MultiModalFieldConfig(field=form, modality=name)
+            vllm_fields = make_vllm_fields(modality, sends_row_counts=self.sends_row_counts)
+            for key, vllm_field in vllm_fields.items():
+                configs[key] = MultiModalFieldConfig(field=vllm_field, modality=name)
         return configs
 
     @override

@@ -259,7 +259,9 @@ class Decoder:
             raise InputError(where, "a list of items, or one encoded tensor", got)
         item = self.decode_item(raw, where, item_type, embeds_fields)
         # A tensor may be a batch, whose items the spec counts; so may media, once it is loaded.
-        if isinstance(item, (torch.Tensor, Media)) or embeds_fields[0] in item:
+        if isinstance(item, (torch.Tensor, Media)):
+            return item
+        if isinstance(item, dict) and embeds_fields[0] in item:
             return item
         return [item]
 
@@ -299,7 +301,10 @@ class Decoder:
         return self._decode_object(raw, where, None)
 
     def _decode_value(self, raw: Raw, where: str, item_type: ItemType | None) -> Any:
-        """Return an item, a part of an item, or numbers where there is no item type."""
+        """Return an item, a part of an item, or numbers where there is no item type.
+
+        A tensor as nested lists stays lists: the parser of items converts them.
+        """
         if starts_with(raw, b"n"):  # null: an item that its uuid names, or a part that is absent
             return decode_json(None, raw, where)
         if isinstance(item_type, OptionalPart):

@@ -488,9 +488,9 @@ def test_embeddings_come_with_the_fields_that_their_layout_reads(sizes, modality
             "n": torch.tensor(sizes),
             "k": torch.tensor(data["k"]),
         }
-        for received, expected in zip(modality.parser.split_rows(model_inputs), rows, strict=True):
+        for received, expected in zip(modality.parser.split_embeddings(model_inputs), rows, strict=True):
             assert torch.equal(received, expected)
-    assert modality.parser.split_rows({"n": sizes}) == []
+    assert modality.parser.split_embeddings({"n": sizes}) == []
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from ...errors import InputError
 from ...language.items.base import get_ends
 from ...language.items.lists import List
 from ...language.items.optional import OptionalPart
-from ...language.layout import as_text
+from ...language.layout import make_id_string
 from ...plan.plan import Plan
 from .. import vllm_path
 from ..law import Case, Refused, law
@@ -101,9 +101,9 @@ def _has_later_layout(subject: Subject, request: Request, name: str) -> bool:
 
     The prompt may then be the expanded prompt of fewer items.
     """
-    prompt = as_text(subject.rewrite_prompt(request))
+    prompt = make_id_string(subject.rewrite_prompt(request))
     for update in subject.find_request_updates(request)[name][1:]:
-        if len(update.ids) > len(update.target) and as_text(update.ids) in prompt:
+        if len(update.ids) > len(update.target) and make_id_string(update.ids) in prompt:
             return True
     return False
 

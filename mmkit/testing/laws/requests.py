@@ -10,7 +10,7 @@ import torch
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from ...language.layout import as_text
+from ...language.layout import make_id_string
 from ...plan.merging import MergedRuns
 from .. import vllm_path
 from ..differences import brief, near
@@ -106,7 +106,7 @@ def _add_ranges_of_ids(case: Case, outcome: Outcome, updates: RequestUpdates) ->
         ranges[name] = []
         end = 0
         for index, update in enumerate(updates[name]):
-            start = as_text(outcome.ids).find(as_text(update.ids), end)
+            start = make_id_string(outcome.ids).find(make_id_string(update.ids), end)
             if start < 0:
                 case.fail(
                     f"the layout of {name}[{index}], {brief(update.ids)}, is not in the prompt"
@@ -217,7 +217,7 @@ class _Edges:
 
     Attributes:
         before: the number of merged characters at its beginning.
-        core: the ids between, as a text of `as_text`.
+        core: the ids between, as a text of `make_id_string`.
         after: the number of merged characters at its end.
     """
 
@@ -227,8 +227,8 @@ class _Edges:
 
 
 def _split_at_edges(runs: MergedRuns, ids: list[int]) -> _Edges:
-    merged = as_text(list(runs.tokens_by_length.values()))
-    text = as_text(runs.split(ids))
+    merged = make_id_string(list(runs.tokens_by_length.values()))
+    text = make_id_string(runs.split(ids))
     without_start = text.lstrip(merged)
     core = without_start.rstrip(merged)
     return _Edges(len(text) - len(without_start), core, len(without_start) - len(core))
@@ -352,7 +352,7 @@ def _check_outside(case: Case, request: Request, outcome: Outcome) -> None:
     """
     runs = case.subject.runs
     ids = outcome.ids
-    prompt = as_text(runs.split(case.subject.rewrite_prompt(request)))
+    prompt = make_id_string(runs.split(case.subject.rewrite_prompt(request)))
     edges = []
     for of_modality in outcome.ranges.values():
         for item_range in of_modality:
@@ -369,7 +369,7 @@ def _check_outside(case: Case, request: Request, outcome: Outcome) -> None:
             stretch = stretch[1:]
         if not is_last:
             stretch = stretch[:-1]
-        inner = as_text(stretch)
+        inner = make_id_string(stretch)
         position = prompt.find(inner, searched)
         if is_last:
             position = _find_suffix(prompt, inner, searched)
