@@ -38,6 +38,7 @@ from ..errors import InputError
 from ..vllm_api.chat import ITEMS_BY_URL, ChatItem
 from ..vllm_api.server_request import SERVER_REQUEST, ItemPaths, ServerRequest
 from ..wire.decoding import decode_json, make_depth_error, quote
+from ..wire.items import MediaPart, find_media
 from ..wire.limits import Limits, TooLarge, check_size, count_values
 from . import errors
 from .messages import MESSAGE_FORMATS, Messages, MovedItem
@@ -183,7 +184,10 @@ async def read_request(request: Request, path: str, state: ServerState) -> VllmR
         checked.item_paths,
         adds_special_tokens_twice=message_format.adds_special_tokens_twice,
     )
-    items = await _load_items(checked.moved_items, server_request, state)
+    await _load_media(checked.media, server_request, state)
+    items = {}
+    for moved, value in zip(checked.moved_items, checked.values, strict=True):
+        items[moved.url] = ChatItem(moved.modality, value, moved.uuid)
     return VllmRequest(checked.body, items, server_request)
 
 
@@ -193,21 +197,16 @@ def _get_content_type(request: Request) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-async def _load_items(
-    moved_items: Sequence[MovedItem], server_request: ServerRequest, state: ServerState
-) -> dict[str, ChatItem]:
-    """Return the items of messages with their media loaded, by the URLs that stand for them."""
+async def _load_media(
+    media: Sequence[Sequence[MediaPart]], server_request: ServerRequest, state: ServerState
+) -> None:
+    """Load the media of the items of messages in place, those of several items at once."""
     # media of items and of vLLM's own parts share the pixels of the request
     token = SERVER_REQUEST.set(server_request)
     try:
-        loads = [state.engine.load_media(moved.value, moved.where) for moved in moved_items]
-        values = await asyncio.gather(*loads)
+        await asyncio.gather(*[state.engine.load_media(parts) for parts in media])
     finally:
         SERVER_REQUEST.reset(token)
-    items = {}
-    for moved, value in zip(moved_items, values, strict=True):
-        items[moved.url] = ChatItem(moved.modality, value, moved.uuid)
-    return items
 
 
 # -- one body --------------------------------------------------------------------------------------
@@ -220,11 +219,15 @@ class CheckedBody(NamedTuple):
         body: what was read, encoded again, with references in place of items.
         moved_items: the items of its messages.
         item_paths: the paths of the items, for each conversation.
+        values: the values of `moved_items`, in which media are replaced when they are loaded.
+        media: the media of each of them.
     """
 
     body: bytes
     moved_items: Sequence[MovedItem] = ()
     item_paths: Sequence[ItemPaths] = ()
+    values: Sequence[Any] = ()
+    media: Sequence[Sequence[MediaPart]] = ()
 
 
 def check_body(path: str, body: bytes, state: ServerState) -> CheckedBody:
@@ -261,7 +264,9 @@ def check_body(path: str, body: bytes, state: ServerState) -> CheckedBody:
     except RecursionError:
         raise make_depth_error() from None
     _check_costs(fields, encoded, state.limits)
-    return CheckedBody(encoded, moved_items, item_paths)
+    values = [moved.value for moved in moved_items]
+    media = [find_media(values, index, moved.where) for index, moved in enumerate(moved_items)]
+    return CheckedBody(encoded, moved_items, item_paths, values, media)
 
 
 def _decode_object(body: bytes) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import count
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -22,7 +22,7 @@ from ..vllm_api.errors import TooManyPixels
 from ..vllm_api.processor import Processor
 from ..vllm_api.server_request import inherit_context
 from ..wire.decoding import SAMPLING_FIELD, decode_fields, starts_with
-from ..wire.items import Media
+from ..wire.items import Media, MediaPart
 from ..wire.limits import Limits, TooLarge
 from .protocol import NULL
 
@@ -246,36 +246,18 @@ class Engine:
 
     # -- prompts and items -------------------------------------------------------------------------
 
-    async def load_media(self, value: Any, where: str) -> Any:
-        """Return the value of one item, or of a modality's items, with media loaded by vLLM.
+    async def load_media(self, parts: Sequence[MediaPart]) -> None:
+        """Put what vLLM loads in the place of media among items.
 
         Args:
-            value: as `Decoder` returns it.
-            where: its path in errors.
+            parts: the media, as `mmkit.wire.items.find_media` returns them.
 
         Raises:
             InputError: a URL that vLLM's settings do not allow, or content of another kind.
             TooLarge: more pixels than the server decodes for one request.
         """
-        if isinstance(value, list):
-            items = []
-            for number, item in enumerate(value):
-                items.append(await self._load_item(item, f"{where}[{number}]"))
-            return items
-        return await self._load_item(value, where)
-
-    async def _load_item(self, value: Any, where: str) -> Any:
-        """Return one item with its media loaded; a record or a list part by part."""
-        if isinstance(value, list):
-            return await self.load_media(value, where)
-        if isinstance(value, dict):
-            record = {}
-            for name, part in value.items():
-                record[name] = await self._load_item(part, f"{where}.{name}")
-            return record
-        if isinstance(value, Media):
-            return await self._fetch(value, where)
-        return value
+        for part in parts:
+            part.holder[part.key] = await self._fetch(part.media, part.where)
 
     async def _fetch(self, media: Media, where: str) -> Any:
         """Return what vLLM's loader reads at a URL."""

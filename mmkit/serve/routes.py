@@ -15,12 +15,12 @@ A request to ``POST /v1/mm/generate`` makes these calls, in this order:
 - settings: `state.ServerState.resolve_model`, `state.ServerState.find_output`,
   `engine.Engine.parse_sampling_params` and `engine.Engine.make_sampling_params`;
 - `state.ServerState.make_prompt` makes vLLM's prompt: `wire.items.Decoder.decode_items` decodes the
-  items of each modality, and `engine.Engine.load_media` loads their media;
-- `engine.Engine.generate` renders the prompt by `engine.Engine.render`: vLLM's
-  `BaseRenderer.render_cmpl_async` tokenizes it, and its step after that, around which
-  `vllm_api.patches.wrap_process_tokens` stands, calls `Parser.parse_mm_data` and `Processor.apply`
-  (steps 1 to 8 of docs/how-it-works.md);
-- the same method sends the prompt to the engine (steps 9 to 11), and yields vLLM's outputs;
+  items of each modality, `wire.items.find_media` finds the media among them, and
+  `engine.Engine.load_media` loads these;
+- `engine.Engine.generate` renders the prompt (`engine.Engine.render`), sends it to the engine
+  (steps 9 to 11 of docs/how-it-works.md), and yields vLLM's outputs. To render it, vLLM's renderer
+  (render_cmpl_async) tokenizes the prompt; its next step, around which wrap_process_tokens of
+  vllm_api.patches stands, calls the parser and the processor of mmkit (steps 1 to 8);
 - `state.Answer.make_choice` makes a choice of what is new in an output, and
   `state.Answer.make_usage` counts the tokens;
 - `routes.stream_events` sends the events of a stream; without one, the first event is the answer.

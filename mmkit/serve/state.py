@@ -16,7 +16,7 @@ from ..plan.output import AnswerReader, BoundOutput, find_output
 from ..vllm_api.chat import list_part_types
 from ..vllm_api.server_request import SERVER_REQUEST, ItemPaths, ServerRequest
 from ..wire.decoding import decode_fields, quote
-from ..wire.items import Decoder, encode_value, list_embeds_fields
+from ..wire.items import Decoder, MediaPart, encode_value, find_media, list_embeds_fields
 from . import protocol
 from .description import describe_modality
 from .engine import Engine
@@ -200,13 +200,13 @@ class ServerState:
         if settings.mm_processor_kwargs and not self.engine.trust_kwargs:
             remedy = "They can make a request costly: --trust-request-mm-kwargs allows them."
             raise InputError("mm_processor_kwargs", "none", "some", remedy)
-        data, uuids = await asyncio.to_thread(self._decode_items, message)
+        data, uuids, media = await asyncio.to_thread(self._decode_items, message)
         text_or_ids: Any = message.prompt
         if isinstance(text_or_ids, str) and not self.engine.has_tokenizer:
             raise InputError("prompt", "token ids, since the server has no tokenizer", "a text")
         if isinstance(text_or_ids, list):
             self.plan.check_ids(text_or_ids)
-        await self._load_media(data)
+        await self._load_media(media)
         if text_or_ids is None:
             text_or_ids = await self.engine.run_on_item_thread(self.plan.spell, data)
         prompt: dict[str, Any] = {}
@@ -235,7 +235,8 @@ class ServerState:
         uuid_types = dict.fromkeys(raw_items, list[str | None] | None)
         raw_uuids = decode_fields(message.uuids, uuid_types, "uuids")
         decoder = Decoder(self.limits)
-        data = {}
+        data: dict[str, Any] = {}
+        media: list[MediaPart] = []
         for name, raw in raw_items.items():
             modality = self.plan.modalities[name]
             embeds_fields = list_embeds_fields(modality)
@@ -247,19 +248,19 @@ class ServerState:
                 most_items = self.engine.most_items.get(name)
                 modality.parser.check_count(len(rows_or_items), most_items)
             data[name] = value
+            media += find_media(data, name, f"items.{name}")
         uuids = {}
         for name, names in raw_uuids.items():
             if names is not None:
                 uuids[name] = names
-        return MessageItems(data, uuids)
+        return MessageItems(data, uuids, media)
 
-    async def _load_media(self, data: dict[str, Any]) -> None:
+    async def _load_media(self, media: Sequence[MediaPart]) -> None:
         """Load the media of a message in place, within the limit on pixels."""
         # in place of the middleware's, which is for a whole session: a budget for each message
         token = SERVER_REQUEST.set(self.make_server_request())
         try:
-            for name, value in data.items():
-                data[name] = await self.engine.load_media(value, f"items.{name}")
+            await self.engine.load_media(media)
         finally:
             SERVER_REQUEST.reset(token)
 
@@ -270,10 +271,12 @@ class MessageItems(NamedTuple):
     Attributes:
         data: as in ``multi_modal_data``.
         uuids: of each modality the names of its items, if they have names.
+        media: the media in `data`, which are still to be loaded.
     """
 
     data: dict[str, Any]
     uuids: dict[str, list[str | None]]
+    media: list[MediaPart]
 
 
 # -- answers ---------------------------------------------------------------------------------------

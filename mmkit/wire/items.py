@@ -24,7 +24,7 @@ import base64
 import io
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -199,6 +199,47 @@ class Media(Struct, frozen=True):
 
     kind: str
     url: str
+
+
+class MediaPart(NamedTuple):
+    """A media part among decoded items.
+
+    Attributes:
+        holder: the list or the dict that has the media, and is to get what is loaded.
+        key: where it has it: an index or a name.
+        media: the media.
+        where: its path in errors.
+    """
+
+    holder: Any
+    key: Any
+    media: Media
+    where: str
+
+
+def find_media(holder: Any, key: Any, where: str) -> list[MediaPart]:
+    """Return the media parts of a value that was decoded, in order.
+
+    It looks at each number of a nested list, so that large items are for a thread.
+
+    Args:
+        holder: a list or a dict with the value.
+        key: where it has the value.
+        where: the path of the value in errors.
+    """
+    value = holder[key]
+    if isinstance(value, Media):
+        return [MediaPart(holder, key, value, where)]
+    parts: list[MediaPart] = []
+    if isinstance(value, dict):
+        for name, part in value.items():
+            if isinstance(part, (Media, dict, list)):
+                parts += find_media(value, name, f"{where}.{name}")
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            if isinstance(part, (Media, dict, list)):
+                parts += find_media(value, number, f"{where}[{number}]")
+    return parts
 
 
 class _Url(Struct):

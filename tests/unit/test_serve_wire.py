@@ -25,7 +25,7 @@ from mmkit.serve.client import build_request
 from mmkit.serve.description import describe_modality
 from mmkit.serve.limits import ServerLimits
 from mmkit.wire.decoding import decode_json
-from mmkit.wire.items import Decoder, Media, encode
+from mmkit.wire.items import Decoder, Media, encode, find_media
 from mmkit.wire.limits import Limits, TooLarge
 from tests.unit.common import bind_modality, expect_refusal
 
@@ -495,3 +495,22 @@ def test_a_limit_that_is_no_number_is_refused_before_the_server_loads():
 def test_a_limit_out_of_range_is_refused_before_the_server_loads(value):
     with pytest.raises(MmkitError, match=r"^MMKIT_SERVE_ITEMS: expected (int|int >= 1|a valid value), got "):
         check_environment({"MMKIT_SERVE_ITEMS": value})
+
+
+# -- media -------------------------------------------------------------------------------------------------------------
+
+
+def test_media_are_found_in_order_at_any_depth():
+    media = [Media("image", f"http://x/{number}") for number in range(4)]
+    data = {"scan": [media[0], {"views": [media[1], media[2]], "depth": [[0.5]]}, None], "photo": media[3]}
+    parts = [part for name in data for part in find_media(data, name, f"items.{name}")]
+    assert [part.media for part in parts] == media
+    assert [part.where for part in parts] == [
+        "items.scan[0]",
+        "items.scan[1].views[0]",
+        "items.scan[1].views[1]",
+        "items.photo",
+    ]
+    for number, part in enumerate(parts):
+        part.holder[part.key] = number
+    assert data == {"scan": [0, {"views": [1, 2], "depth": [[0.5]]}, None], "photo": 3}
