@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from inspect import signature
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -72,6 +73,7 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
     model: Any
     quant_config: Any
     _language_modules: list[str]
+    _takes_positions: bool
 
     supports_eagle3 = False  # vLLM would take states out of the result of `forward`
 
@@ -139,6 +141,10 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
         """
         model = self._make_without_weights(config, dtype=dtype)
         decoder = _find_decoder(model)
+        if decoder is model:
+            expected = "a language model that get_decoder returns"
+            remedy = "Name it: def get_decoder(self): return self.language_model."
+            raise SpecError(self._where, expected, "the whole model", remedy)
         is_replaceable = getattr(decoder, "_supports_attention_backend", False)
         if not is_replaceable and not _REFUSES_OTHER_ATTENTION:
             got = f"{type(decoder).__name__} without _supports_attention_backend"
@@ -146,6 +152,7 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
             raise SpecError(self._where, _REPLACEABLE_ATTENTION, got, remedy)
         self._check_tensors(model)
         self._check_towers(model)
+        self._takes_positions = "position_ids" in signature(decoder.forward).parameters
         head = _find_head(model, decoder)
         if head is None:
             remedy = "Let get_output_embeddings of the class return it."
@@ -338,8 +345,9 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
         `forward` runs once, without the decoder, and with known logits as the head's result.
 
         Raises:
-            SpecError: `forward` does not run so, or does more than to scale logits and to cap them
-                as ``final_logit_softcapping`` of the config says.
+            SpecError: `forward` does not run so, keeps the positions from the decoder, or does more
+                than to scale logits and to cap them as ``final_logit_softcapping`` of the config
+                says.
         """
         vocab_size = self.text_config.vocab_size
         device = next(self.parameters()).device
@@ -371,8 +379,9 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
             positions = positions.expand(3, 1, 1)
         head = self._head_input
         head.result = logits[None, None]
+        stand_in = _DecoderStandIn(decoder)
         try:
-            with _replace_module(self.model, decoder, _DecoderStandIn(decoder)):
+            with _replace_module(self.model, decoder, stand_in):
                 outputs = self.model(
                     input_ids=None,
                     inputs_embeds=embeds.to(self._dtype),
@@ -385,6 +394,14 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
         changed: torch.Tensor = outputs[0][0, 0]
         if head.states is None or changed.shape != logits.shape:
             raise MmkitError("the head's result is not the first result of forward")
+        if self._takes_positions and not stand_in.got_positions:
+            # the decoder would count from 0, also in later steps and in other requests of a batch
+            expected = "a forward that passes position_ids on to the language model"
+            remedy = (
+                "Between MultiModalMixin and your class, put a class with "
+                "def forward(self, **inputs): return self.language_model(**inputs)."
+            )
+            raise SpecError(f"{self._where}.forward", expected, "none in its call", remedy)
         return changed.float()
 
 
@@ -416,7 +433,12 @@ class _DecoderStandIn(nn.Module):
     """What a model has in place of its decoder while its logits are found out.
 
     Its states are its embeddings. Attributes are those of the decoder.
+
+    Attributes:
+        got_positions: whether it was called with `position_ids`.
     """
+
+    got_positions = False
 
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
@@ -425,7 +447,10 @@ class _DecoderStandIn(nn.Module):
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["decoder"], name)
 
-    def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> Any:
+    def forward(
+        self, *_: Any, inputs_embeds: torch.Tensor, position_ids: Any = None, **__: Any
+    ) -> Any:
+        self.got_positions = position_ids is not None
         return modeling_outputs.MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
 
 
@@ -435,14 +460,25 @@ class _DecoderStandIn(nn.Module):
 def _find_decoder(model: Any) -> Any:
     """Return the module with the layers of the language model.
 
-    That of a model may be a causal language model, which has a decoder itself.
+    That of a model may be a causal language model, which has a decoder itself. Transformers knows
+    the language model of a model by few names; under another name, it is the causal language model
+    among the children.
     """
     decoder = model.get_decoder()
     if decoder is None or decoder is model:
-        return model.base_model
+        decoder = model.base_model
+        if decoder is model:
+            language_models = [child for child in model.children() if _has_head(child)]
+            if len(language_models) == 1:
+                return _find_decoder(language_models[0])
+        return decoder
     if decoder.get_output_embeddings() is not None:
         return _find_decoder(decoder)
     return decoder
+
+
+def _has_head(module: nn.Module) -> bool:
+    return isinstance(module, PreTrainedModel) and module.get_output_embeddings() is not None
 
 
 def _list_language_children(decoder: nn.Module) -> list[str]:

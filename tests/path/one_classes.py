@@ -3,10 +3,14 @@
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import LlamaForCausalLM, LlamaModel, PreTrainedModel
 
+from examples.series.configuration import WavesConfig
+from examples.series.encoder import PatchEncoder
 from examples.series.reference import WavesForCausalLM
+from examples.series.spec import WAVES
 from mmkit import Modality, ModelSpec, Tensor, batched
+from mmkit.training import MultiModalMixin
 
 
 class RightForCausalLM(WavesForCausalLM):
@@ -62,6 +66,49 @@ class IdsForCausalLM(WavesForCausalLM):
 
     def forward(self, input_ids: torch.Tensor) -> Any:  # type: ignore[override]
         return super().forward(input_ids)
+
+
+class UncountedForCausalLM(WavesForCausalLM):
+    """A `forward` that takes positions and does not pass them on."""
+
+    def forward(self, input_ids: Any = None, **inputs: Any) -> Any:
+        inputs.pop("position_ids", None)
+        return super().forward(input_ids, **inputs)
+
+
+class LlmForCausalLM(PreTrainedModel):
+    """Its language model has a name under which transformers does not look for it."""
+
+    config_class = WavesConfig
+    _supports_attention_backend = True
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.encoder = PatchEncoder(config)
+        self.llm = LlamaForCausalLM(config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> Any:
+        return self.llm.get_input_embeddings()
+
+    def embed_series(self, series: Any) -> Any:
+        return [self.encoder(steps) for steps in series]
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.llm(**inputs)
+
+
+class OtherNameForCausalLM(MultiModalMixin, LlmForCausalLM):
+    mm_spec = WAVES
+
+
+class HeadlessForCausalLM(OtherNameForCausalLM):
+    """Its language model is a decoder, under such a name."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.llm = LlamaModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
 
 class WithoutSpecForCausalLM(PreTrainedModel):

@@ -104,6 +104,8 @@ MODELS = [
         "parameters, which have none yet, got "),
     ("WithDecoderForCausalLM", "waves, WithDecoderForCausalLM.vllm_towers: expected names of modules beside the "
         "decoder, as named_modules() has them, got 'model'."),
+    ("HeadlessForCausalLM", "waves, HeadlessForCausalLM: expected a language model that get_decoder returns, got the "
+        "whole model. Name it: def get_decoder(self): return self.language_model."),
 ]  # fmt: skip
 
 
@@ -112,6 +114,12 @@ def test_models_that_cannot_be_made(name: str, sentence: str, tmp_path: Path) ->
     with pytest.raises(SpecError) as caught, load(tmp_path, name):
         pass
     assert str(caught.value).startswith(sentence)
+
+
+def test_a_language_model_under_another_name(tmp_path: Path) -> None:
+    with load(tmp_path, "OtherNameForCausalLM") as model:
+        assert isinstance(model.model.llm.model.layers[0].mlp.down_proj, LinearBase)
+        assert model.compute_logits(torch.zeros(1, 96)).shape == (1, model.config.vocab_size)
 
 
 def test_layers_of_vllm_beside_the_decoder(tmp_path: Path) -> None:
@@ -173,6 +181,9 @@ FORWARDS = [
         "that computes them."),
     ("IdsForCausalLM", "waves, IdsForCausalLM.forward: expected a forward that takes inputs_embeds and position_ids, "
         "and calls decoder and head, got TypeError: "),
+    ("UncountedForCausalLM", "waves, UncountedForCausalLM.forward: expected a forward that passes position_ids on to "
+        "the language model, got none in its call. Between MultiModalMixin and your class, put a class with "
+        "def forward(self, **inputs): return self.language_model(**inputs)."),
 ]  # fmt: skip
 
 
