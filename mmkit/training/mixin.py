@@ -135,8 +135,22 @@ class MultiModalMixin:
         embedded["input_ids"] = input_ids
         if "inputs_embeds" not in embedded:
             return super().generate(**embedded)  # type: ignore[misc]
-        with self._require_embeds_at_first_step():
-            return super().generate(**embedded)  # type: ignore[misc]
+        try:
+            with self._require_embeds_at_first_step():
+                return super().generate(**embedded)  # type: ignore[misc]
+        except ValueError as error:
+            # by transformers, where that method has no argument of this name
+            if "inputs_embeds" in str(error) and not isinstance(error, MmkitError):
+                raise self._make_embeds_error() from error
+            raise
+
+    def _make_embeds_error(self) -> MmkitError:
+        return MmkitError(
+            f"{self.mm_spec.name}, {type(self).__name__}.prepare_inputs_for_generation",
+            "inputs_embeds for the first step, which hold the items",
+            "none",
+            "Let it pass them on, or take GenerationMixin.prepare_inputs_for_generation.",
+        )
 
     @contextmanager
     def _require_embeds_at_first_step(self) -> Iterator[None]:
@@ -149,12 +163,7 @@ class MultiModalMixin:
         def check_inputs(_: Any, __: Any, inputs: dict[str, Any]) -> None:
             hook.remove()  # later steps have the cache, and pass ids
             if inputs.get("inputs_embeds") is None:
-                raise MmkitError(
-                    f"{self.mm_spec.name}, {type(self).__name__}.prepare_inputs_for_generation",
-                    "inputs_embeds for the first step, which hold the items",
-                    "none",
-                    "Let it pass them on, or take GenerationMixin.prepare_inputs_for_generation.",
-                )
+                raise self._make_embeds_error()
 
         module: Any = self
         hook = module.register_forward_pre_hook(check_inputs, with_kwargs=True)

@@ -588,7 +588,21 @@ def test_a_class_that_would_answer_without_its_items_is_refused(model, processor
     )
     with pytest.raises(MmkitError, match=sentence):
         dropping.generate(**batch, **OPTIONS)
-    assert dropping.generate(torch.tensor([[8]]), **OPTIONS).shape == (1, 4)
+    assert dropping.generate(torch.tensor([[8]]), **OPTIONS, min_new_tokens=3).shape == (1, 4)
+
+
+class UnawareForCausalLM(TwoForCausalLM):
+    def prepare_inputs_for_generation(self, input_ids, past_key_values=None, attention_mask=None, **kwargs):
+        return {"input_ids": input_ids, "attention_mask": attention_mask, "past_key_values": past_key_values}
+
+
+def test_a_class_that_cannot_generate_after_embeddings_is_refused(model, processor):
+    unaware = UnawareForCausalLM(model.config).eval()
+    batch = processor(input_ids=[8, 5], a=torch.randn(2, 3))
+    with pytest.raises(
+        MmkitError, match=r"two, UnawareForCausalLM\.prepare_inputs_for_generation: expected inputs_embeds"
+    ):
+        unaware.generate(**batch, **OPTIONS)
 
 
 def test_items_without_the_rest_of_their_batch_are_refused(model, processor):
