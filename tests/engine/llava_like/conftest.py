@@ -20,7 +20,7 @@ from tests.engine.processes import engines_in_this_process
 
 SERVER_OPTIONS = (
     "--dtype float32 --block-size 32 --enable-mm-embeds --served-model-name llava --max-num-seqs 16 --enforce-eager "
-    "--additional-config.render_processes 2 --enable-prompt-embeds --shutdown-timeout 60"
+    "--additional-config.render_processes 2 --enable-prompt-embeds --shutdown-timeout 240"
 )
 OVERRIDES = f'{{"architectures": ["{ARCHITECTURE}"]}}'
 
