@@ -1,7 +1,7 @@
 """A robot from nothing: a small Llama sees an arm through two cameras, and moves it to the disc that it is told.
 
 `examples/vla` has the shape of OpenVLA's checkpoints, which nobody trains on a laptop. This model has the same
-arithmetic of actions, and is trained in three minutes on one core.
+arithmetic of actions, and is trained in two minutes on two cores.
 """
 
 from pathlib import Path

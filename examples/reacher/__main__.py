@@ -23,7 +23,7 @@ OPENPI = Path(os.environ.get("MMKIT_OPENPI") or Path(sys.prefix, "openpi"), "bin
 
 def main(
     checkpoint: Annotated[
-        Path | None, typer.Argument(help="Folder of a checkpoint; by default one is trained, in three minutes.")
+        Path | None, typer.Argument(help="Folder of a checkpoint; by default one is trained, in two minutes.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the film, the table and the figures go.")] = Path("robot"),
     count: Annotated[int, typer.Option(min=30, help="Scenes of each of three seeds.")] = 300,
