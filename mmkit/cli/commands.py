@@ -42,7 +42,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     ),
     "compare": Subcommand(
         "compare:compare",
-        "Compare a spec with the processor of a model class. Exit status 1 if they differ.",
+        "Compare a spec with the processor of a model class.",
     ),
     "diff": Subcommand(
         "diff:diff", "Compare two specs or documents of specs. Exit status 1 if they differ."

@@ -53,13 +53,17 @@ def compare(
     known_differences: Known = None,
     trust_remote_code: Trust = False,
 ) -> None:
-    """Compare a spec with the processor of a model class. Exit status 1 if they differ.
+    """Compare a spec with the processor of a model class.
+
+    Exit status 1 if they differ, or if the class refuses every request with items of a modality.
 
     Example: mmkit compare pulse.spec:PULSE --config checkpoint --class pulse.old:PulseForCausalLM
     """
     from ..testing import compare as testing
     from ..vllm_api.checkpoint_processors import find_factories
 
+    if not examples and requests is None:
+        raise MmkitError("--examples 0", "requests to compare", "none", "Add --requests FILE.")
     patterns = known_differences or []
     for pattern in patterns:
         try:
@@ -87,25 +91,36 @@ def compare(
         trust_remote_code=trust_remote_code,
     )
     _print_comparison(comparison)
-    if comparison.difference:
+    if not comparison:
         raise Exit(1)
 
 
 def _print_comparison(comparison: Comparison) -> None:
-    """Print the first difference, or how many requests had none."""
+    """Print the first difference, or how many requests had none and which were not compared."""
     console = Console(highlight=False)
+    refused_by_class = comparison.refused_by_class
     if comparison.difference:
-        console.print(Text.assemble(("✗ ", "bold red"), comparison.difference), soft_wrap=True)
+        _print_failure(console, comparison.difference)
         return
-    result = f"The same of {count_noun(comparison.requests, 'request')}"
+    compared = comparison.requests - len(refused_by_class)
+    result = f"The same of {count_noun(compared, 'request')}"
     if comparison.refused:
         result += f", {comparison.refused} of them refused by both"
     if comparison.known_differences:
         result += f", but for {count_noun(comparison.known_differences, 'known difference')}"
-    console.print(Text.assemble(("✓ ", "green"), f"{result}."))
-    if comparison.refused_by_class:
-        note = f"The class refuses {len(comparison.refused_by_class)} that the spec takes, as: "
-        console.print(Text.assemble(("– ", "dim"), note, comparison.refused_by_class[0]))
+    if comparison:
+        console.print(Text.assemble(("✓ ", "green"), f"{result}."))
+    for modality in comparison.not_compared:
+        count = count_noun(comparison.requests_by_modality[modality], "request")
+        observation = f"No request with items of {modality} was compared"
+        _print_failure(console, f"{observation}: the class refuses each ({count}).")
+    if refused_by_class:
+        note = f"The class refuses {len(refused_by_class)} that the spec takes, as: "
+        console.print(Text.assemble(("– ", "dim"), note, refused_by_class[0]), soft_wrap=True)
+
+
+def _print_failure(console: Console, sentence: str) -> None:
+    console.print(Text.assemble(("✗ ", "bold red"), sentence), soft_wrap=True)
 
 
 def _load_requests(file: Path, plan: Plan) -> list[Given]:

@@ -8,6 +8,7 @@ value.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,13 +26,15 @@ from .subject import of_spec as subject_of
 
 @dataclass
 class Comparison:
-    """The result of a comparison; true if nothing differs.
+    """The result of a comparison; true if nothing differs, and each modality was compared.
 
     Attributes:
-        requests: number of compared requests; ids and text count separately.
+        requests: number of requests; ids and text count separately.
         refused: number of requests that both refuse.
         refused_by_class: sentences of the requests that only the class refuses. This is no
             difference: hand-written classes fail on many well-formed requests.
+        requests_by_modality: number of requests that have items of a modality.
+        taken_by_modality: number of those that the class takes.
         known_differences: number of requests with a difference that was known.
         difference: the first other difference, as a sentence; empty for none.
     """
@@ -41,9 +44,16 @@ class Comparison:
     known_differences: int = 0
     difference: str = ""
     refused_by_class: list[str] = field(default_factory=list)
+    requests_by_modality: Counter[str] = field(default_factory=Counter)
+    taken_by_modality: Counter[str] = field(default_factory=Counter)
 
     def __bool__(self) -> bool:
-        return not self.difference
+        return not self.difference and not self.not_compared
+
+    @property
+    def not_compared(self) -> list[str]:
+        """Modalities of requests that were never compared: the class refuses each with them."""
+        return [name for name in self.requests_by_modality if not self.taken_by_modality[name]]
 
 
 @dataclass(frozen=True)
@@ -159,13 +169,16 @@ def _compare_request(
     """
     of_class = _run_or_refuse(reference, request)
     of_spec = _run_or_refuse(processor, request)
+    modalities = _list_modalities(request)
     comparison.requests += 1
+    comparison.requests_by_modality.update(modalities)
     if isinstance(of_class, str):
         if isinstance(of_spec, str):
             comparison.refused += 1
         else:
             comparison.refused_by_class.append(f"{of_class}\n    {request!r}")
         return
+    comparison.taken_by_modality.update(modalities)
     difference = _find_difference(of_class, of_spec)
     if difference is None:
         return
@@ -173,6 +186,15 @@ def _compare_request(
     if not any(re.search(pattern, sentence) for pattern in known_patterns):
         raise Violation(sentence)
     comparison.known_differences += 1
+
+
+def _list_modalities(request: Given) -> list[str]:
+    """Return the modalities of which a request has items."""
+    modalities = []
+    for modality, items in request.data.items():
+        if not isinstance(items, list) or items:
+            modalities.append(modality)
+    return modalities
 
 
 def _run_or_refuse(processor: Any, request: Given) -> vllm_path.Outcome | str:
