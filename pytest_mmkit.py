@@ -70,6 +70,22 @@ def pytest_collect_file(file_path: Path, parent: Any) -> Any:
     return Laws.from_parent(parent, path=file_path)
 
 
+def pytest_sessionfinish(session: Any) -> None:
+    """End with the status of a run without tests if no law was checked, for example all skipped.
+
+    That a run found no violation says nothing then.
+    """
+    options = session.config.option
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not options.mmkit or options.collectonly or reporter is None:
+        return
+    was_checked = any(reporter.stats.get(outcome) for outcome in ("passed", "failed", "xfailed"))
+    if session.exitstatus == pytest.ExitCode.OK and not was_checked:
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+        reporter.write_line("")
+        reporter.write_line("no law was checked", red=True)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(call: Any) -> Generator[None, Any, Any]:
     """Report a failure of the kit itself as an error.

@@ -27,6 +27,7 @@ from typing import Annotated, Any, NamedTuple
 
 from typer import Argument, Option
 
+from .. import __version__
 from ..errors import MmkitError
 from ..generate import class_prefix
 from ..language.expr import fields
@@ -119,6 +120,7 @@ def new(
         "tokens": ", ".join(f'"{token}"' for token in tokens),
         "targets": " or ".join(f"``<{modality}>``" for modality in modalities),
         "extras": "cli,client",
+        "versions": _write_version_bounds(__version__),
     }
     if any(modality.kind == "audio" for modality in typed_modalities):
         values["extras"] = "audio,cli,client"
@@ -141,6 +143,15 @@ def new(
             target.write_text(text, encoding="utf-8")
     print(f"Written: {folder}. Its README.md says how to go on.")
     return folder
+
+
+def _write_version_bounds(version: str) -> str:
+    """Return the versions of mmkit with which a package works: those of one minor release.
+
+    The next minor release may rename what the package imports.
+    """
+    major, minor = version.split(".")[:2]
+    return f">={major}.{minor},<{major}.{int(minor) + 1}"
 
 
 def _list_tokens(modalities: Sequence[str]) -> list[str]:

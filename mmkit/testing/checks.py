@@ -307,7 +307,7 @@ def check_in_test(law: Law, subject: Subject, examples: int | None) -> None:
     try:
         check_law(law, subject, examples=examples)
     except NotApplicable as reason:
-        pytest.skip(str(reason))
+        pytest.skip(f"{law.name}: {reason}")
     except Violation as violation:
         message = str(violation)
     # inside the `except`, pytest would show the violation twice: as the failure's context, too

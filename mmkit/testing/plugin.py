@@ -21,6 +21,11 @@ from .vllm_engine import has_both
 REGISTERED = "registered"
 """In place of a spec: the processor that vLLM, or a plugin, has for the checkpoint."""
 
+_HOW_TO_PASS_SAMPLES = (
+    "mmkit draws images, videos and audio by itself; for other items, pass --samples "
+    "MODULE:FUNCTION (to pytest, --mmkit-samples)."
+)
+
 
 class Laws(pytest.File):
     """The config of a checkpoint, as what the laws are checked on."""
@@ -32,12 +37,16 @@ class Laws(pytest.File):
         try:
             self.subject = self._open_subject()
             expected = load_expected(get_option("--mmkit-expected"))
+            self._require_drawn_items()
         except MmkitError as error:
             raise self.CollectError(str(error)) from error
+        for modality in self.subject.undrawn:
+            yield UndrawnItems.from_parent(self, name=f"items of {modality}")
         for law in LAWS.values():
             test = LawTest.from_parent(self, name=law.name)
             if not self._is_wanted(law):
-                test.add_marker(pytest.mark.skip("it loads the model, which --mmkit-load asks for"))
+                reason = f"{law.name}: it loads the model, which --mmkit-load asks for"
+                test.add_marker(pytest.mark.skip(reason))
             for mark in list_marks(law, expected):
                 test.add_marker(mark)
             yield test
@@ -50,6 +59,14 @@ class Laws(pytest.File):
         if law.needs_engine and has_both(self.subject):
             return True
         return not law.needs_model or bool(self.config.getoption("--mmkit-load"))
+
+    def _require_drawn_items(self) -> None:
+        """Raise a `MmkitError` if no modality has items to draw: then no law could be checked."""
+        subject = self.subject
+        if not subject.limits:
+            modalities = " and ".join(subject.undrawn) or "some modality"
+            expected = f"a strategy for items of {modalities}"
+            raise MmkitError(str(subject.model_dir), expected, "none", _HOW_TO_PASS_SAMPLES)
 
     def _open_subject(self) -> Subject:
         get_option = self.config.getoption
@@ -77,6 +94,16 @@ class LawTest(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, int, str]:
         return self.path, 0, self.name  # pytest wants a line of tests that a mark skips
+
+
+class UndrawnItems(pytest.Item):
+    """Shows, as a skipped test, that the laws were checked without the items of a modality."""
+
+    def runtest(self) -> None:
+        pytest.skip(f"{self.name}: no strategy for them. {_HOW_TO_PASS_SAMPLES}")
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        return self.path, 0, self.name
 
 
 def load_expected(file: Path | None) -> dict[str, str]:

@@ -22,6 +22,13 @@ from torch import nn
 from transformers import Cohere2Config, GPTNeoXConfig, Olmo2Config, PhiConfig, Qwen2Config, StableLmConfig
 from typer.testing import CliRunner
 from vllm import ModelRegistry
+from vllm.model_executor.models.blip2 import (
+    Blip2DummyInputsBuilder,
+    Blip2ForConditionalGeneration,
+    Blip2MultiModalProcessor,
+    Blip2ProcessingInfo,
+)
+from vllm.multimodal import MULTIMODAL_REGISTRY
 
 import mmkit
 from examples import series
@@ -439,8 +446,15 @@ def test_laws_are_tests_that_pass_or_are_skipped_with_a_reason() -> None:
     assert result.status == 0
     assert "2 passed, 2 skipped" in result.output
     assert "/config.json::ranges PASSED" in result.output
-    assert "the model has no tokenizer" in result.output
-    assert "it loads the model, which --mmkit-load asks for" in result.output
+    assert "text: the model has no tokenizer" in result.output
+    assert "counts: it loads the model, which --mmkit-load asks for" in result.output
+
+
+def test_a_run_in_which_every_law_is_skipped_is_no_success() -> None:
+    result = check(TERRA, "text or counts")
+    assert result.status == 5  # that of pytest for a run without tests
+    assert "2 skipped" in result.output
+    assert "no law was checked" in result.output
 
 
 def test_the_command_leaves_the_garbage_collector_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,7 +474,6 @@ def test_the_command_leaves_the_garbage_collector_as_it_was(monkeypatch: pytest.
 
 
 def test_items_that_vllm_does_not_have_are_drawn_by_a_function() -> None:
-    assert "give samples= a strategy for items of actions" in check("registered", "ranges").output
     result = check("registered", "ranges", "--samples", f"{__name__}:make_actions")
     assert result.status == 0
     assert "1 passed" in result.output
@@ -487,10 +500,25 @@ def test_an_expected_violation_is_no_failure(tmp_path: Path) -> None:
 # -- compare and examples --------------------------------------------------------------------------------------------
 
 
-def compare(spec: str, *options: object) -> Result:
-    """Compare a spec with vLLM's class of BLIP-2."""
+def compare(spec: str, *options: object, model_class: str = "") -> Result:
+    """Compare a spec with vLLM's class of BLIP-2, or another class for its checkpoint."""
     config = ORACLES / "blip2" / "checkpoint"
-    return invoke("compare", spec, "--config", config, "--class", NAMES["CLASS"], *options)
+    model_class = model_class or NAMES["CLASS"]
+    return invoke("compare", spec, "--config", config, "--class", model_class, *options)
+
+
+class MisspeltProcessor(Blip2MultiModalProcessor):
+    """Calls a parameter of vLLM by another name, so that it fails on every request with an image."""
+
+    def _get_prompt_updates(self, mm_items: Any, hf_mm_kwargs: Any, out_mm_kwargs: Any) -> Any:
+        return super()._get_prompt_updates(mm_items, hf_mm_kwargs, out_mm_kwargs)
+
+
+@MULTIMODAL_REGISTRY.register_processor(
+    MisspeltProcessor, info=Blip2ProcessingInfo, dummy_inputs=Blip2DummyInputsBuilder
+)
+class MisspeltBlip2(Blip2ForConditionalGeneration):
+    """BLIP-2 with a processor that refuses every request."""
 
 
 @pytest.fixture
@@ -516,6 +544,22 @@ def test_the_first_difference_of_drawn_requests() -> None:
 def test_a_difference_of_a_stored_request_names_its_line(requests: Path) -> None:
     result = compare(f"{__name__}:DOUBLED", "--examples", 0, "--requests", requests)
     assert "requests.jsonl:1: prompt 'a photo of', items ['image=60x40']" in result.output
+
+
+def test_a_class_that_refuses_every_request_was_not_compared(requests: Path) -> None:
+    """That nothing differed says nothing then."""
+    options = ("--examples", 3, "--requests", requests)
+    result = compare("examples.gallery.blip2:BLIP2", *options, model_class=f"{__name__}:MisspeltBlip2")
+    assert result.status == 1
+    refused = "✗ No request with items of image was compared: the class refuses each (7 requests)."
+    assert result.output.startswith(refused)
+    assert "The class refuses 8 that the spec takes, as: TypeError: " in result.output
+    assert "hf_processor_mm_kwargs" in result.output
+
+
+def test_a_comparison_needs_requests() -> None:
+    error = compare("examples.gallery.blip2:BLIP2", "--examples", 0).error
+    assert error == "--examples 0: expected requests to compare, got none. Add --requests FILE."
 
 
 def test_known_differences_are_counted() -> None:

@@ -91,6 +91,27 @@ def test_what_is_no_spec_is_refused_in_one_sentence(run_pytest: RunPytest) -> No
     assert "json:loads: expected a ModelSpec, got a function." in output.splitlines()
 
 
+def test_a_processor_of_whose_items_nothing_is_drawn_is_refused(run_pytest: RunPytest) -> None:
+    code, output = run_pytest("--mmkit", "registered", "--mmkit-model", str(CHECKPOINT))
+    assert code == pytest.ExitCode.INTERRUPTED
+    refusal = f"{CHECKPOINT}: expected a strategy for items of actions, got none. "
+    assert refusal in output
+    assert "pass --samples MODULE:FUNCTION (to pytest, --mmkit-samples)." in output
+
+
+def test_a_modality_of_which_nothing_is_drawn_is_shown_as_skipped(
+    run_pytest: RunPytest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = st.builds(ImageSample, st.integers(0, 3), st.integers(20, 60), st.integers(20, 60))
+    monkeypatch.setattr("mmkit.testing.subject.items_of_vllm", lambda: {"image": images})
+    folder = SYSTEMS["qwen2_vl"].checkpoint
+    arguments = ("--mmkit", "registered", "--mmkit-model", str(folder), "--mmkit-examples", "3")
+    code, output = run_pytest(*arguments, "-rs", "-k", "ranges or items")
+    assert code == 0, output
+    assert "1 passed, 1 skipped" in output
+    assert "items of video: no strategy for them. " in output
+
+
 def test_the_plugin_costs_other_test_runs_nothing() -> None:
     """Importing it, as pytest does at every start, imports none of the heavy modules."""
     code = "import sys, pytest_mmkit; print(sorted({'torch', 'vllm', 'mmkit'} & set(sys.modules)))"

@@ -36,7 +36,8 @@ def worst_case(case: Case) -> None:
     is_too_small = most.dummy < most.scheduled and not _is_fitted(subject, name)
     if most.dummy > most.scheduled or is_too_small:
         case.fail(
-            f"{most.scheduled} rows are stated for {name}, and the dummy item has {most.dummy}"
+            f"{most.scheduled} rows are stated for {name}, and the dummy item has {most.dummy}; "
+            "tokens that take no row, as a start mark, do not count"
         )
     item_updates = case.attempt(subject.find_updates, name, [sample])
     if isinstance(item_updates, Refused) and isinstance(item_updates.error, TooManyRows):
