@@ -64,7 +64,7 @@ def _describe(details: ErrorDetails) -> tuple[str, str]:
     if kind == "missing":
         return "a value", "none"
     if kind == "extra_forbidden":
-        return "a name that this part has", "another one"
+        return "a name that this part has", repr(details["loc"][-1])
     if kind == "literal_error":
         return str(context["expected"]), got
     if kind == "union_tag_invalid":

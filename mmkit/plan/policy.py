@@ -135,9 +135,10 @@ class BoundPolicy:
         for key in observation:
             if key in self.expected or self.is_ignored(key):
                 continue
-            names = ", ".join(self.expected)
+            where = _shorten_key(key)
+            expected = f"keys among {list(self.expected)}"
             remedy = "Leave it out, or name it in ignored= of the policy."
-            raise InputError(_shorten_key(key), f"one of the keys {names}", "another one", remedy)
+            raise InputError(where, expected, f"'{where}'", remedy)
 
     def _write_prompt(self, observation: Mapping[str, Any]) -> str:
         """Return the text that the model reads."""

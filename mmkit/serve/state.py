@@ -231,9 +231,10 @@ class ServerState:
             InputError: an unknown modality, malformed uuids or items, or too many of them.
             TooLarge: the items are beyond a limit.
         """
-        raw_items = decode_fields(message.items, dict.fromkeys(self.plan.modalities, Raw), "items")
+        item_types = dict.fromkeys(self.plan.modalities, Raw)
+        raw_items = decode_fields(message.items, item_types, "items", noun="modalities")
         uuid_types = dict.fromkeys(raw_items, list[str | None] | None)
-        raw_uuids = decode_fields(message.uuids, uuid_types, "uuids")
+        raw_uuids = decode_fields(message.uuids, uuid_types, "uuids", noun="modalities")
         decoder = Decoder(self.limits)
         data: dict[str, Any] = {}
         media: list[MediaPart] = []

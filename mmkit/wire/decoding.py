@@ -30,8 +30,8 @@ sent."""
 MAX_SEARCHED_BYTES = 2**18
 """Bytes of malformed JSON in which the path of the mistake is looked for."""
 
-_ANOTHER_FIELD = "another one"
-"""What an error says it got in place of a field that there is."""
+_KNOWN_FIELD = "a field that there is"
+"""What an error expected in place of an unknown field."""
 
 _NOT_A_NUMBER = re.compile(rb"-?(NaN|Infinity)")
 _STRING_OR_SIGN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},:]')
@@ -43,7 +43,9 @@ get_decoder = cache(msgspec.json.Decoder)
 # -- values ----------------------------------------------------------------------------------------
 
 
-def decode_json(kind: Any, raw: Any, where: str = "", names: Sequence[str] = ()) -> Any:
+def decode_json(
+    kind: Any, raw: Any, where: str = "", names: Sequence[str] = (), noun: str = "fields"
+) -> Any:
     """Return the value of a type that JSON holds.
 
     Args:
@@ -52,6 +54,7 @@ def decode_json(kind: Any, raw: Any, where: str = "", names: Sequence[str] = ())
         where: the path of the value in errors; empty for the body.
         names: the fields that there are, for the error about another one; by default those of
             the type, or of the kind of message.
+        noun: what the fields are, for this error.
 
     Raises:
         InputError: names the path of the first thing that is wrong.
@@ -59,7 +62,7 @@ def decode_json(kind: Any, raw: Any, where: str = "", names: Sequence[str] = ())
     try:
         return get_decoder(kind).decode(raw)
     except msgspec.ValidationError as error:
-        raise _make_type_error(error, kind, raw, where, names) from None
+        raise _make_type_error(error, kind, raw, where, names, noun) from None
     except RecursionError:
         raise make_depth_error(where) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -67,7 +70,12 @@ def decode_json(kind: Any, raw: Any, where: str = "", names: Sequence[str] = ())
 
 
 def decode_fields(
-    raw: Any, types: Mapping[str, Any], where: str, *, nullable: bool = True
+    raw: Any,
+    types: Mapping[str, Any],
+    where: str,
+    *,
+    nullable: bool = True,
+    noun: str = "fields",
 ) -> dict[str, Any]:
     """Return the fields that a JSON object has, in the order of `types`.
 
@@ -76,12 +84,13 @@ def decode_fields(
         types: the types of the fields that it may have, by name.
         where: the path of the object in errors.
         nullable: whether null is accepted.
+        noun: what the fields are, for the error about another one.
 
     Raises:
         InputError: it is no such object, or has another field.
     """
     struct = _make_struct(tuple(types.items()))
-    value = decode_json(struct | None if nullable else struct, raw, where, tuple(types))
+    value = decode_json(struct | None if nullable else struct, raw, where, tuple(types), noun)
     if value is None:
         return {}
     fields = {}
@@ -147,20 +156,28 @@ def parse_mistake(error: msgspec.ValidationError) -> Mistake:
     message = message[:MAX_PROBLEM_CHARS] + message[tail_start:]
     text, _, path = message.replace("`key` in ", "").partition(" - at `$")
     path = path.rstrip("`").removeprefix(".")
-    problem, _, name = text.removesuffix("`").partition(" field `")
-    if name:
+    problem, has_name, name = text.removesuffix("`").partition(" field `")
+    if has_name:
         path = f"{path}.{quote(name)[1:-1]}".lstrip(".")
         if problem.endswith("unknown"):
-            return Mistake(path, "a field that there is", _ANOTHER_FIELD)
+            return Mistake(path, _KNOWN_FIELD, quote(name))
         return Mistake(path, "a value", "none")
+    if text == "Number out of range":
+        return Mistake(path, "a finite number", "one out of the range of floats")
     if not text.startswith("Expected "):
-        return Mistake(path, "a valid value", text[:1].lower() + text[1:])
+        problem = text.removeprefix("Invalid value ")
+        return Mistake(path, "a valid value", problem[:1].lower() + problem[1:])
     expected, _, got = text.removeprefix("Expected ").replace("`", "").partition(", got ")
     return Mistake(path, expected, got or "another")
 
 
 def _make_type_error(
-    error: msgspec.ValidationError, kind: Any, raw: Any, where: str, names: Sequence[str]
+    error: msgspec.ValidationError,
+    kind: Any,
+    raw: Any,
+    where: str,
+    names: Sequence[str],
+    noun: str,
 ) -> InputError:
     """Return the refusal of a value of another type.
 
@@ -169,11 +186,14 @@ def _make_type_error(
     path, expected, got = parse_mistake(error)
     path = path.removeprefix("[...]")  # a value of a mapping, of which msgspec omits the key
     where = _join_path(where, path)
-    if got != _ANOTHER_FIELD:
+    if path == "type" and _is_tagged_union(kind):
+        tags = [member.__struct_config__.tag for member in get_args(kind)]
+        expected = f"one of {', '.join(tags)}"
+    if expected != _KNOWN_FIELD:
         return InputError(where, expected, got)
     names = names or _find_field_names(kind, path, raw)
     if names:
-        expected = f"one of {', '.join(names)}"
+        expected = f"{noun} among {list(names)}"
     remedy = ""
     if SAMPLING_FIELD in names:
         remedy = f"If {path} is a parameter of sampling, put it into {SAMPLING_FIELD}."

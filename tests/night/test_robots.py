@@ -70,7 +70,7 @@ MALFORMED = [
     (change(image=np.zeros((4000, 4000, 3), np.uint8)), "observation/image: expected at most 16777216 numbers in one "),
     (GOOD | {"observation/image": None}, "observation/image: expected "),
     (change(wrist_image=None), "observation/wrist_image: expected 8-bit RGB pixels (height, width, 3), got none."),
-    (change(imag=GOOD["observation/image"]), "observation/imag: expected one of the keys observation/image, "),
+    (change(imag=GOOD["observation/image"]), "observation/imag: expected keys among ['observation/image', "),
     (change(prompt=None), "prompt: expected a text, got none."),
     (change(prompt=5), "prompt: expected a text, got int 5."),
     (change(prompt="see <image>"), "prompt: expected a text without '<image>', which stands for an item"),

@@ -107,7 +107,7 @@ def test_a_uuid_names_a_series_that_was_sent_before(chat: Any) -> None:
         ),
         pytest.param(
             {"type": "series", "series": {"dat": 1}},
-            "messages[0].content[0].series.dat: expected one of data, dtype, shape",
+            "messages[0].content[0].series.dat: expected fields among ['data', 'dtype', 'shape'",
             id="a misspelt field",
         ),
         pytest.param(

@@ -304,7 +304,7 @@ def test_observations_that_come_together_are_answered_in_order(processor: Any, v
 
 
 REFUSED = {
-    "another key": ({"robot/plans": 1}, "robot/plans: expected one of the keys robot/plan, got another one."),
+    "another key": ({"robot/plans": 1}, "robot/plans: expected keys among ['robot/plan'], got 'robot/plans'."),
     "another shape": ({PLAN_KEY: PLAN[1:]}, "robot/plan: expected a (6, 3) float32 tensor, got shape (5, 3)."),
     "objects": ({PLAN_KEY: np.array(["a"])}, "robot/plan: expected a dtype among "),
     "nothing": ({PLAN_KEY: None}, "robot/plan: expected "),
@@ -373,7 +373,7 @@ def test_a_silent_robot_is_sent_away(processor: Any, vllm_engine: InstantEngine)
 BAD_POLICIES = {
     "another field of SamplingParams": (
         {"sampling": {"heat": 1}},
-        "terra, policy: sampling_params.heat: expected one of …",
+        "terra, policy: sampling_params.heat: expected fields among …",
     ),
     "a number of tokens": (
         {"sampling": {"max_tokens": 5}},

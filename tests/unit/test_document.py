@@ -384,7 +384,7 @@ DOCUMENTS = {
     "version": (change("/mmkit", 2), "mmkit: expected 1, got 2."),
     "no version": ({"name": "x"}, "mmkit: expected a value, got none."),
     "version as text": (change("/mmkit", "1"), "mmkit: expected 1, got '1'."),
-    "unknown name": (change("/code", "x"), "code: expected a name that this part has, got another one."),
+    "unknown name": (change("/code", "x"), "code: expected a name that this part has, got 'code'."),
     "unknown argument": (change("item.code", 1), "modalities[0].item.code: expected a name that this part has, …"),
     "unknown type": (change("item", {"type": "Exec"}), "modalities[0].item: expected a type among …, got 'Exec'."),
     "no type": (change("item", {}), "modalities[0].item: expected an object with a type, …"),

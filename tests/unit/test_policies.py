@@ -292,7 +292,7 @@ def test_an_instruction_may_have_a_default() -> None:
 
 
 NAN = np.array([0.0, np.nan])
-KEYS = "scene/image, scene/wrist, joints, gripper, prompt"
+KEYS = "['scene/image', 'scene/wrist', 'joints', 'gripper', 'prompt']"
 PIXELS = "expected 8-bit RGB pixels (height, width, 3)"
 REFUSED = {
     "no camera": ({"scene_wrist": None}, f"scene/wrist: {PIXELS}, got none."),
@@ -305,13 +305,13 @@ REFUSED = {
     ),
     "another key": (
         {"scene_imag": np.zeros(3)},
-        f"scene/imag: expected one of the keys {KEYS}, got another one. Leave it out, or name it in ignored= of …",
+        f"scene/imag: expected keys among {KEYS}, got … Leave it out, or name it in ignored= of …",
     ),
     "a key of many characters": (
         {"a\n" * 99: 1},
-        f"{'a' + chr(92) + 'na' + chr(92) + 'n'}…...: expected one of the keys {KEYS}, got another one. Leave …",
+        f"{'a' + chr(92) + 'na' + chr(92) + 'n'}…...: expected keys among {KEYS}, got … Leave …",
     ),
-    "a key under no ignored one": ({"camera_infos": 1}, "camera_infos: expected one of the keys …"),
+    "a key under no ignored one": ({"camera_infos": 1}, "camera_infos: expected keys among …"),
     "too many joints": (
         {"joints": np.zeros(3)},
         "joints + gripper: expected a (3,) float32 tensor, got shape (4,).",
@@ -364,7 +364,7 @@ def test_a_malformed_observation_is_refused_by_its_key(changes: Any, sentence: s
 
 def test_without_a_place_for_it_an_instruction_is_another_key() -> None:
     policy = bind(Policy("chunk", {"state": "state"}, "go"))
-    sentence = "prompt: expected one of the keys state, got another one. Leave it out, or name it in ignored= of …"
+    sentence = "prompt: expected keys among ['state'], got 'prompt'. Leave it out, or name it in ignored= of …"
     expect_refusal(InputError, sentence, policy.make_request, {"state": np.zeros(3), "prompt": "x"})
 
 

@@ -290,7 +290,7 @@ def test_a_modality_with_derived_fields_is_described_without_a_processor():
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 FORMS = 'nested lists of numbers, {"data", "dtype", "shape"}, or one of {"image_url"}, {"video_url"}, {"audio_url"}'
-KEYS = "data, dtype, shape, type, image_url, video_url, audio_url"
+KEYS = "['data', 'dtype', 'shape', 'type', 'image_url', 'video_url', 'audio_url']"
 DTYPE_NAMES = "float16, bfloat16, float32, float64, uint8, int8, int16, int32, int64, bool"
 NO_LIST = "items.m: expected a list of items, or one encoded tensor, got"
 NO_NUMBER = "expected bool | int | float | array, got"
@@ -314,10 +314,10 @@ def nest(depth):
         ([[1, None]], f"items.m[0][1]: {NO_NUMBER} null."),
         ([[1, {}]], f"items.m[0][1]: {NO_NUMBER} object."),
         (nest(500), f"items.m{'[0]' * 33}: expected bool | int | float, got array."),
-        ([{"x": 1}], f"items.m[0].x: expected one of {KEYS}, got another one."),
+        ([{"x": 1}], f"items.m[0].x: expected fields among {KEYS}, got 'x'."),
         ([{"data": ""}], f"items.m[0]: expected {FORMS}, got an object with ['data']."),
         ([{"image_url": "data:"}], "items.m[0].image_url: expected object, got str."),
-        ({"m_embeds": {"": [1]}}, "items.m.m_embeds: expected a valid value, got object contains unknown"),
+        ({"m_embeds": {"": [1]}}, f"items.m.m_embeds: expected fields among {KEYS}, got ''."),
     ],
 )
 def test_a_malformed_item_is_refused(value, sentence):
@@ -358,12 +358,12 @@ def test_a_malformed_tensor_is_refused(value, sentence):
             ["data:image/png;base64,AAAA"],
             'items.m[0]: expected an object {"image_url": {"url": "data:..."}}, got a text.',
         ),
-        (CELL, [{"x": 1}], "items.m[0].x: expected one of ids, values, name, got another one."),
-        (CELL, {"x": 1}, "items.m.x: expected one of ids, values, name, got another one."),
-        (CELL, [{"ids": {"x": 1}}], f"items.m[0].ids.x: expected one of {KEYS}, got another one."),
+        (CELL, [{"x": 1}], "items.m[0].x: expected fields among ['ids', 'values', 'name'], got 'x'."),
+        (CELL, {"x": 1}, "items.m.x: expected fields among ['ids', 'values', 'name'], got 'x'."),
+        (CELL, [{"ids": {"x": 1}}], f"items.m[0].ids.x: expected fields among {KEYS}, got 'x'."),
         (CELL, [{"ids": [["x"]]}], "items.m[0].ids[0][0]: expected bool | int | float | array, got str."),
-        (CELL, {"m_embeds": [], "ids": [1]}, "items.m.ids: expected one of m_embeds, got another one."),
-        (None, {"m_embeds": [], "data": ""}, "items.m.data: expected one of m_embeds, got another one."),
+        (CELL, {"m_embeds": [], "ids": [1]}, "items.m.ids: expected fields among ['m_embeds'], got 'ids'."),
+        (None, {"m_embeds": [], "data": ""}, "items.m.data: expected fields among ['m_embeds'], got 'data'."),
         (
             None,
             {"m_embeds": [{"image_url": {"url": "data:"}}]},
@@ -394,8 +394,8 @@ def test_items_beyond_a_limit_are_refused_with_its_variable(value, sentence):
 
 NOT_IN_JSON = "expected a number, got {}, which JSON does not have. Send finite numbers; a gap in the data needs a mask"
 OTHER_FIELD = (
-    "expected one of prompt, items, uuids, sampling_params, model, mm_processor_kwargs, cache_salt, output, stream, "
-    "return_token_ids, got another one. If "
+    "expected fields among ['prompt', 'items', 'uuids', 'sampling_params', 'model', 'mm_processor_kwargs', "
+    "'cache_salt', 'output', 'stream', 'return_token_ids'], got "
 )
 PUT_IT = "is a parameter of sampling, put it into sampling_params."
 
@@ -429,9 +429,9 @@ def test_malformed_json_is_refused(body, sentence):
     ("body", "sentence"),
     [
         (b"[]", "body: expected object, got array."),
-        (b'{"prompt": [1], "max_tokens": 1}', f"max_tokens: {OTHER_FIELD}max_tokens {PUT_IT}"),
-        (b'{"prompt": [1], "a\\nb": 1}', rf"a\nb: {OTHER_FIELD}a\nb {PUT_IT}"),
-        (b'{"prompt": [1], "a.b": 1}', "a.b: expected a field that there is, got another one."),
+        (b'{"prompt": [1], "max_tokens": 1}', f"max_tokens: {OTHER_FIELD}'max_tokens'. If max_tokens {PUT_IT}"),
+        (b'{"prompt": [1], "a\\nb": 1}', rf"a\nb: {OTHER_FIELD}'a\nb'. If a\nb {PUT_IT}"),
+        (b'{"prompt": [1], "a.b": 1}', "a.b: expected a field that there is, got 'a.b'."),
         (b'{"%s": 1}' % (b"x" * 99), f"{'x' * 40}...: {OTHER_FIELD}"),
         (b'{"prompt": [1.5]}', "prompt[0]: expected int, got float."),
         (b'{"prompt": 3}', "prompt: expected str | array | null, got int."),
@@ -450,11 +450,11 @@ def test_a_body_with_another_field_or_type_is_refused(body, sentence):
     [
         (
             b'{"type": "next", "window": {}}',
-            "window: expected one of prompt, items, uuids, sampling_params, got another",
+            "window: expected fields among ['prompt', 'items', 'uuids', 'sampling_params'], got 'window'.",
         ),
-        (b'{"type": "start", "window": {"keep": 1, "x": 2}}', "window.x: expected one of keep, got another one."),
-        (b'{"type": "next", "x": 1', "x: expected a field that there is, got another one."),
-        (b'{"type": "close", "x": 1}', "x: expected a field that there is, got another one."),
+        (b'{"type": "start", "window": {"keep": 1, "x": 2}}', "window.x: expected fields among ['keep'], got 'x'."),
+        (b'{"type": "next", "x": 1', "x: expected a field that there is, got 'x'."),
+        (b'{"type": "close", "x": 1}', "x: expected a field that there is, got 'x'."),
     ],
 )
 def test_a_message_of_a_session_with_another_field_is_refused(body, sentence):
@@ -493,7 +493,7 @@ def test_a_limit_that_is_no_number_is_refused_before_the_server_loads():
 
 @pytest.mark.parametrize("value", ["x", "0", "-1", "1e400"])
 def test_a_limit_out_of_range_is_refused_before_the_server_loads(value):
-    with pytest.raises(MmkitError, match=r"^MMKIT_SERVE_ITEMS: expected (int|int >= 1|a valid value), got "):
+    with pytest.raises(MmkitError, match=r"^MMKIT_SERVE_ITEMS: expected (int|int >= 1|a finite number), got "):
         check_environment({"MMKIT_SERVE_ITEMS": value})
 
 

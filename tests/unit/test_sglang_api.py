@@ -63,7 +63,10 @@ REFUSED = [
     ({"audio": ["a sound"]}, "waves.multi_modal_data: expected modalities among ['series'], got 'audio'."),
     ({"image": [make_item_url("cloud", [1])]}, "image_data[0]: expected one of series as the modality of a URL, got"),
     ({"audio": [f"{ITEM_URL}series;base64,*"]}, "audio_data[0]: expected base64 in the URL of an item, got another"),
-    ({"audio": [make_item_url("series", {"a": 1})]}, "audio_data[0].a: expected one of data, dtype, shape, "),
+    (
+        {"audio": [make_item_url("series", {"a": 1})]},
+        "audio_data[0].a: expected fields among ['data', 'dtype', 'shape', ",
+    ),
 ]
 
 

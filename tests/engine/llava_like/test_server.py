@@ -140,7 +140,7 @@ def test_a_text_follows_its_constraint(client: Client) -> None:
     ("constraint", "sentence"),
     [
         ({}, f"{CONSTRAINT} parameters that vLLM takes, got You must use one kind"),
-        ({"x": "a"}, "structured_outputs.x: expected one of json, regex, "),
+        ({"x": "a"}, "structured_outputs.x: expected fields among ['json', 'regex', "),
         ({"regex": "[a"}, "Grammar error"),
         ({"regex": r"\p{Greek}+"}, f"{CONSTRAINT} one that the model's tokens can follow"),
     ],

@@ -85,7 +85,10 @@ def get_path(sentence: str) -> str:
             "got temperature must be non-negative, got -1.0.",
         ),
         ({"n": "1"}, f"{PARAMS}.n: expected int, got str."),
-        ({"output_kind": 1}, f"{PARAMS}.output_kind: expected one of n, presence_penalty, frequency_penalty, "),
+        (
+            {"output_kind": 1},
+            f"{PARAMS}.output_kind: expected fields among ['n', 'presence_penalty', 'frequency_penalty', ",
+        ),
         ({"logit_bias": {"x": 1}}, f"{PARAMS}.logit_bias: expected int, got str."),
         ({"logit_bias": {"-1": 1}}, f"{PARAMS}.logit_bias: expected int >= 0, got another."),
         ({"seed": 2**63}, f"{PARAMS}.seed: expected int <= 9223372036854775807, got another."),
@@ -126,7 +129,7 @@ PICTURE = {"image_url": {"url": "data:image/png;base64,AAAA"}}
             "items.actions",
         ),
         ({"prompt": ACTION}, NO_ITEM, "items.actions"),
-        ({"items": {"image": []}}, "items.image: expected one of actions, got another one.", "items.image"),
+        ({"items": {"image": []}}, "items.image: expected modalities among ['actions'], got 'image'.", "items.image"),
         ({"uuids": {"actions": ["a"]}}, "uuids.actions: expected a field", "uuids.actions"),
     ],
     ids=["a picture", "five rows", "two layouts", "no item", "another modality", "a uuid without an item"],
@@ -304,7 +307,7 @@ def session(server: Server) -> Iterator[SessionClient]:
             "x" * (LIMITS["BODY_BYTES"] + 1),
             "message: expected at most 1000000 bytes, got more. Send less at once, or raise",
         ),
-        ({"type": "x"}, "type: expected a valid value, got invalid value 'x'."),
+        ({"type": "x"}, "type: expected one of start, next, close, got 'x'."),
         (make_next(), 'type: expected "start" at first, got "next".'),
         ({"type": "start"}, f"{PARAMS}.max_tokens: expected a value, got none."),
         (
@@ -314,7 +317,7 @@ def session(server: Server) -> Iterator[SessionClient]:
         (make_start(sampling_params={"n": 2}), f"{PARAMS}.n: expected 1 in a session, got 2."),
         (make_start(window=3), "window: expected object | null, got int."),
         (make_start(window={"keep": 0}), "window.keep: expected int >= 1, got another."),
-        (make_start(window={"keep": 3, "size": 4}), "window.size: expected one of keep, got another one."),
+        (make_start(window={"keep": 3, "size": 4}), "window.size: expected fields among ['keep'], got 'size'."),
     ],
     ids=["bytes", "long", "type", "next", "no max_tokens", "no prompt", "n", "window", "keep", "window.size"],
 )
