@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -24,6 +24,10 @@ MAX_LENGTH = 2048
 
 NUM_LOGPROBS = 20
 """The most tokens whose log probabilities vLLM returns, unless it is told otherwise."""
+
+ANSWER_TOKENS = 3
+"""How many tokens are generated after a prompt. The first one comes of the prompt alone; the others
+have a position each and read the KV cache."""
 
 # Options that are copied from the config of the processor to the engine.
 _COPIED_OPTIONS = ("trust_remote_code", "skip_tokenizer_init", "hf_overrides")
@@ -76,6 +80,18 @@ def open_both(subject: Subject) -> Iterator[Both]:
             distributed.cleanup_dist_env_and_memory()
 
 
+class Answer(NamedTuple):
+    """The tokens that vLLM generates after a prompt.
+
+    Attributes:
+        ids: the likeliest token of each step.
+        logprobs: of each step, the log probabilities of the likeliest tokens.
+    """
+
+    ids: list[int]
+    logprobs: list[dict[int, float]]
+
+
 class Both:
     """A model in vLLM's engine and in transformers.
 
@@ -86,41 +102,61 @@ class Both:
     """
 
     def __init__(self, llm: Any, hf_model: Any, subject: Subject) -> None:
-        self.max_length: int = llm.llm_engine.model_config.max_model_len
+        self.max_prompt_length: int = llm.llm_engine.model_config.max_model_len - ANSWER_TOKENS
         self._llm = llm
         self._hf_model = hf_model
         self._subject = subject
 
-    def compute_by_vllm(self, request: Request) -> dict[int, float]:
-        """Return the log probabilities of the likeliest tokens after a prompt."""
+    def answer_by_vllm(self, requests: Sequence[Request]) -> list[Answer]:
+        """Return the answers to requests, which the engine computes in one batch."""
         from vllm import SamplingParams
 
-        prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt)}
-        data = request.data()
-        if data:
-            prompt["multi_modal_data"] = data
-            prompt["mm_processor_kwargs"] = dict(request.kwargs)
-        count = min(NUM_LOGPROBS, self._subject.vocabulary_size)
-        sampling = SamplingParams(temperature=0.0, max_tokens=1, logprobs=count)
-        (result,) = self._llm.generate([prompt], sampling, use_tqdm=False)
-        entries = result.outputs[0].logprobs[0]
-        return {token: entry.logprob for token, entry in entries.items()}
+        prompts = []
+        for request in requests:
+            prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt)}
+            data = request.data()
+            if data:
+                prompt["multi_modal_data"] = data
+                prompt["mm_processor_kwargs"] = dict(request.kwargs)
+            prompts.append(prompt)
+        sampling = SamplingParams(
+            temperature=0.0,
+            max_tokens=ANSWER_TOKENS,
+            ignore_eos=True,
+            logprobs=min(NUM_LOGPROBS, self._subject.vocabulary_size),
+        )
+        answers = []
+        for result in self._llm.generate(prompts, sampling, use_tqdm=False):
+            (output,) = result.outputs
+            logprobs = []
+            for entries in output.logprobs:
+                logprobs.append({token: entry.logprob for token, entry in entries.items()})
+            answers.append(Answer(list(output.token_ids), logprobs))
+        return answers
 
     @torch.inference_mode()
-    def compute_by_transformers(self, outcome: Outcome) -> list[float]:
-        """Return the log probabilities of all tokens after a prompt with its items."""
+    def compute_by_transformers(self, outcome: Outcome, answer_ids: list[int]) -> torch.Tensor:
+        """Return the log probabilities of all tokens at each step of an answer.
+
+        Args:
+            outcome: the prompt with its items.
+            answer_ids: the tokens of the answer: each step follows those before it.
+
+        Returns:
+            float32 (steps, vocabulary).
+        """
         model = self._hf_model
-        embeds = model.get_input_embeddings()(torch.tensor([outcome.ids]))
+        ids = [*outcome.ids, *answer_ids[:-1]]
+        embeds = model.get_input_embeddings()(torch.tensor([ids]))
         for name, items in outcome.items.items():
             rows = self._encode(name, items)
             for item_rows, (offset, _, mask) in zip(rows, outcome.ranges[name], strict=True):
                 positions = [offset + index for index, is_embed in enumerate(mask) if is_embed]
                 embeds[0, positions] = item_rows.to(embeds)
-        positions_of_prompt = torch.arange(len(outcome.ids))[None]
-        result = model(inputs_embeds=embeds, position_ids=positions_of_prompt, use_cache=False)
-        logits: torch.Tensor = result.logits[0, -1].float()
-        logprobs: list[float] = logits.log_softmax(-1).tolist()
-        return logprobs
+        all_positions = torch.arange(len(ids))[None]
+        result = model(inputs_embeds=embeds, position_ids=all_positions, use_cache=False)
+        logits: torch.Tensor = result.logits[0, -len(answer_ids) :].float()
+        return logits.log_softmax(-1)
 
     def _encode(self, name: str, items: Any) -> list[torch.Tensor]:
         """Return the encoder rows of items of one modality, (rows, hidden_size) of each."""

@@ -76,6 +76,18 @@ class UncountedForCausalLM(WavesForCausalLM):
         return super().forward(input_ids, **inputs)
 
 
+class RecountedForCausalLM(WavesForCausalLM):
+    """A `forward` that counts positions itself, as if its tokens were one whole prompt.
+
+    In vLLM they are those of all requests of a batch, and in later steps one of each.
+    """
+
+    def forward(self, input_ids: Any = None, **inputs: Any) -> Any:
+        tokens = inputs["inputs_embeds"] if input_ids is None else input_ids
+        inputs["position_ids"] = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        return super().forward(input_ids, **inputs)
+
+
 class LlmForCausalLM(PreTrainedModel):
     """Its language model has a name under which transformers does not look for it."""
 

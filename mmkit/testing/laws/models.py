@@ -209,21 +209,34 @@ def _check_rows(
 
 @law(cost=25, needs_model=True, needs_engine=True)
 def logprobs(case: Case) -> None:
-    """The token after a prompt has the log probabilities that the class in transformers gives it.
+    """Tokens have the log probabilities that the class in transformers gives them.
 
-    The class is one that vLLM runs as it is.
+    The class is one that vLLM runs as it is. The engine answers two prompts in one batch, several
+    tokens each.
     """
-    request = case.draw_request()
-    outcome = case.subject.run(request)
-    if len(outcome.ids) >= case.model.max_length:
-        reject()
-    of_class = case.model.compute_by_transformers(outcome)
-    of_vllm = case.model.compute_by_vllm(request)
+    requests = [case.draw_request(), case.draw_request()]
+    outcomes = [case.subject.run(request) for request in requests]
+    for outcome in outcomes:
+        if len(outcome.ids) > case.model.max_prompt_length:
+            reject()
+    answers = case.model.answer_by_vllm(requests)
+    for request, outcome, answer in zip(requests, outcomes, answers, strict=True):
+        case.request = request
+        of_class = case.model.compute_by_transformers(outcome, answer.ids)
+        for step, of_vllm in enumerate(answer.logprobs):
+            _check_logprobs(case, step, of_vllm, of_class[step].tolist())
+
+
+def _check_logprobs(
+    case: Case, step: int, of_vllm: dict[int, float], of_class: list[float]
+) -> None:
+    """Check the log probabilities of the likeliest tokens at a step of an answer."""
     differences = {token: abs(of_class[token] - value) for token, value in of_vllm.items()}
     token = max(differences, key=lambda token: differences[token])
     if not differences[token] <= MAX_LOGPROB_DIFFERENCE:
         values = f"{of_vllm[token]:.5f} in vLLM and {of_class[token]:.5f} in transformers"
-        case.fail(f"the token {token} has the log probability {values}")
+        where = f"at step {step + 1} of the answer"
+        case.fail(f"{where}, the token {token} has the log probability {values}")
 
 
 # -- what comes out of it --------------------------------------------------------------------------

@@ -288,8 +288,21 @@ def first_mark_found_in_place_of_the_last() -> Subject:
 # -- logprobs ----------------------------------------------------------------------------------------------------------
 
 
-@planted("logprobs", r"the token \d+ has the log probability -\d+\.\d+ in vLLM and -\d+\.\d+ in transformers")
-def another_scale_of_logits_in_vllm() -> Subject:
-    serve_transformers("tests.path.one_classes:CachelessForCausalLM", WavesConfig)
+IN_BOTH = r"the token \d+ has the log probability -\d+\.\d+ in vLLM and -\d+\.\d+ in transformers"
+
+
+def serve_class(name: str) -> Subject:
+    """Return a class of tests/path/one_classes.py on weights of the series example."""
+    serve_transformers(f"tests.path.one_classes:{name}", WavesConfig)
     folder = Path(tempfile.mkdtemp(prefix="mmkit-planted-"))
-    return of_spec(WAVES, copy_checkpoint(folder, "CachelessForCausalLM"))
+    return of_spec(WAVES, copy_checkpoint(folder, name))
+
+
+@planted("logprobs", f"at step 1 of the answer, {IN_BOTH}")
+def another_scale_of_logits_in_vllm() -> Subject:
+    return serve_class("CachelessForCausalLM")
+
+
+@planted("logprobs", f"at step [123] of the answer, {IN_BOTH}")
+def positions_counted_from_the_start_of_the_batch() -> Subject:
+    return serve_class("RecountedForCausalLM")
