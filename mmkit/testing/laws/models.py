@@ -220,8 +220,10 @@ def logprobs(case: Case) -> None:
         if len(outcome.ids) > case.model.max_prompt_length:
             reject()
     answers = case.model.answer_by_vllm(requests)
-    for request, outcome, answer in zip(requests, outcomes, answers, strict=True):
+    others = reversed(requests)
+    for request, other, outcome, answer in zip(requests, others, outcomes, answers, strict=True):
         case.request = request
+        case.before = f" beside {other!r}"
         of_class = case.model.compute_by_transformers(outcome, answer.ids)
         for step, of_vllm in enumerate(answer.logprobs):
             _check_logprobs(case, step, of_vllm, of_class[step].tolist())
