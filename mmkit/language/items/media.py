@@ -86,8 +86,8 @@ class Image(_Media):
     PIL images.
 
     Attributes:
-        largest: (width, height) in pixels of the image with the most tokens; a list where it is one
-            of several.
+        largest: (width, height) in pixels of the image with the most encoder rows; or a list that
+            contains it.
 
     Facts: `width`, `height`, `index`.
     """
@@ -189,8 +189,8 @@ class Video(_Media):
     These are a (frames, height, width, 3) array, a list of frames, and (frames, metadata).
 
     Attributes:
-        largest: (frames, width, height) of the video with the most tokens; a list where it is one
-            of several.
+        largest: (frames, width, height) of the video with the most encoder rows; or a list that
+            contains it.
         metadata: the model needs the metadata of every video. Otherwise they are left out, as by
             vLLM's own parser.
 
@@ -302,7 +302,7 @@ class Audio(_Media):
     become ceil(n * rate / that rate) by either.
 
     Attributes:
-        largest: length in samples of the audio with the most tokens.
+        largest: length in samples of the audio with the most encoder rows.
         rate: sampling rate in Hz that the model expects; None refuses audio with a sampling rate.
         most: the most samples at that rate; None for any number.
         least: the fewest.
