@@ -462,10 +462,11 @@ def _find_decoder(model: Any) -> Any:
 
     That of a model may be a causal language model, which has a decoder itself. Transformers knows
     the language model of a model by few names; under another name, it is the causal language model
-    among the children.
+    among the children. Under one of those names there may be something else, as an output layer
+    called ``decoder``.
     """
     decoder = model.get_decoder()
-    if decoder is None or decoder is model:
+    if decoder is model or not isinstance(decoder, PreTrainedModel):
         decoder = model.base_model
         if decoder is model:
             language_models = [child for child in model.children() if _has_head(child)]

@@ -114,6 +114,14 @@ class OtherNameForCausalLM(MultiModalMixin, LlmForCausalLM):
     mm_spec = WAVES
 
 
+class DecodingForCausalLM(OtherNameForCausalLM):
+    """It has something else by a name under which transformers looks for a language model."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.decoder = torch.nn.Linear(config.hidden_size, 1)
+
+
 class HeadlessForCausalLM(OtherNameForCausalLM):
     """Its language model is a decoder, under such a name."""
 

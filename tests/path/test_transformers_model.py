@@ -116,8 +116,9 @@ def test_models_that_cannot_be_made(name: str, sentence: str, tmp_path: Path) ->
     assert str(caught.value).startswith(sentence)
 
 
-def test_a_language_model_under_another_name(tmp_path: Path) -> None:
-    with load(tmp_path, "OtherNameForCausalLM") as model:
+@pytest.mark.parametrize("name", ["OtherNameForCausalLM", "DecodingForCausalLM"])
+def test_a_language_model_under_another_name(name: str, tmp_path: Path) -> None:
+    with load(tmp_path, name) as model:
         assert isinstance(model.model.llm.model.layers[0].mlp.down_proj, LinearBase)
         assert model.compute_logits(torch.zeros(1, 96)).shape == (1, model.config.vocab_size)
 
