@@ -102,14 +102,8 @@ def _print_comparison(comparison: Comparison) -> None:
     if comparison.difference:
         _print_failure(console, comparison.difference)
         return
-    compared = comparison.requests - len(refused_by_class)
-    result = f"The same of {count_noun(compared, 'request')}"
-    if comparison.refused:
-        result += f", {comparison.refused} of them refused by both"
-    if comparison.known_differences:
-        result += f", but for {count_noun(comparison.known_differences, 'known difference')}"
     if comparison:
-        console.print(Text.assemble(("✓ ", "green"), f"{result}."))
+        console.print(Text.assemble(("✓ ", "green"), _describe_agreement(comparison)))
     for modality in comparison.not_compared:
         count = count_noun(comparison.requests_by_modality[modality], "request")
         observation = f"No request with items of {modality} was compared"
@@ -117,6 +111,17 @@ def _print_comparison(comparison: Comparison) -> None:
     if refused_by_class:
         note = f"The class refuses {len(refused_by_class)} that the spec takes, as: "
         console.print(Text.assemble(("– ", "dim"), note, refused_by_class[0]), soft_wrap=True)
+
+
+def _describe_agreement(comparison: Comparison) -> str:
+    """Return how many requests had no difference, as a sentence."""
+    compared = comparison.requests - len(comparison.refused_by_class)
+    result = f"The same of {count_noun(compared, 'request')}"
+    if comparison.refused:
+        result += f", {comparison.refused} of them refused by both"
+    if comparison.known_differences:
+        result += f", but for {count_noun(comparison.known_differences, 'known difference')}"
+    return f"{result}."
 
 
 def _print_failure(console: Console, sentence: str) -> None:

@@ -72,7 +72,7 @@ def check(
     else:
         title = subject.plan.spec.name
     if subject.undrawn:
-        title += f", without items of {' and '.join(subject.undrawn)}"
+        title += f", without items of {subject.describe_undrawn()}"
     report = Report(title)
     for law in chosen:
         report.results.append(_make_result(law, subject, examples, has_model=model))
@@ -179,8 +179,7 @@ def check_law(law: str | Law, subject: Subject, *, examples: int | None = None) 
     if isinstance(law, str):
         law = find_law(law)
     if not subject.limits:
-        without = " and ".join(subject.undrawn) or "some modality"
-        raise NotDrawn(f"give samples= a strategy for items of {without}")
+        raise NotDrawn(f"give samples= a strategy for items of {subject.describe_undrawn()}")
     max_examples = max(1, (examples or settings().max_examples) // law.cost)
     for model_context in _list_model_contexts(law, subject):
         case = Case(law, subject)

@@ -64,8 +64,7 @@ class Laws(pytest.File):
         """Raise a `MmkitError` if no modality has items to draw: then no law could be checked."""
         subject = self.subject
         if not subject.limits:
-            modalities = " and ".join(subject.undrawn) or "some modality"
-            expected = f"a strategy for items of {modalities}"
+            expected = f"a strategy for items of {subject.describe_undrawn()}"
             raise MmkitError(str(subject.model_dir), expected, "none", _HOW_TO_PASS_SAMPLES)
 
     def _open_subject(self) -> Subject:
@@ -101,9 +100,6 @@ class UndrawnItems(pytest.Item):
 
     def runtest(self) -> None:
         pytest.skip(f"{self.name}: no strategy for them. {_HOW_TO_PASS_SAMPLES}")
-
-    def reportinfo(self) -> tuple[Path, int, str]:
-        return self.path, 0, self.name
 
 
 def load_expected(file: Path | None) -> dict[str, str]:

@@ -99,6 +99,10 @@ class Subject:
                 undrawn.append(name)
         return undrawn
 
+    def describe_undrawn(self) -> str:
+        """Return the names of the modalities without a strategy, for messages."""
+        return " and ".join(self.undrawn) or "some modality"
+
     # -- runs --------------------------------------------------------------------------------------
 
     def run(self, request: Request, caches: Caches | None = None) -> Outcome:

@@ -305,11 +305,11 @@ REFUSED = {
     ),
     "another key": (
         {"scene_imag": np.zeros(3)},
-        f"scene/imag: expected keys among {KEYS}, got … Leave it out, or name it in ignored= of …",
+        f"scene/imag: expected keys among {KEYS}, got 'scene/imag'. Leave it out, or name it in ignored= of …",
     ),
     "a key of many characters": (
         {"a\n" * 99: 1},
-        f"{'a' + chr(92) + 'na' + chr(92) + 'n'}…...: expected keys among {KEYS}, got … Leave …",
+        f"{'a' + chr(92) + 'na' + chr(92) + 'n'}…...: expected keys among {KEYS}, got 'a…...'. Leave …",
     ),
     "a key under no ignored one": ({"camera_infos": 1}, "camera_infos: expected keys among …"),
     "too many joints": (
