@@ -43,18 +43,27 @@ get_decoder = cache(msgspec.json.Decoder)
 # -- values ----------------------------------------------------------------------------------------
 
 
-def decode_json(
-    kind: Any, raw: Any, where: str = "", names: Sequence[str] = (), noun: str = "fields"
-) -> Any:
+class FieldNames(NamedTuple):
+    """The fields that a JSON object may have, for the error about another one.
+
+    Attributes:
+        names: in the order in which the error has them; none if they cannot be listed.
+        noun: what the fields are, as a plural: "modalities" if each is the name of one.
+    """
+
+    names: Sequence[str]
+    noun: str = "fields"
+
+
+def decode_json(kind: Any, raw: Any, where: str = "", field_names: FieldNames | None = None) -> Any:
     """Return the value of a type that JSON holds.
 
     Args:
         kind: the type.
         raw: bytes, a text or `Raw`.
         where: the path of the value in errors; empty for the body.
-        names: the fields that there are, for the error about another one; by default those of
-            the type, or of the kind of message.
-        noun: what the fields are, for this error.
+        field_names: the fields that the value may have; None for those of the type, or of the
+            kind of message.
 
     Raises:
         InputError: names the path of the first thing that is wrong.
@@ -62,7 +71,7 @@ def decode_json(
     try:
         return get_decoder(kind).decode(raw)
     except msgspec.ValidationError as error:
-        raise _make_type_error(error, kind, raw, where, names, noun) from None
+        raise _make_type_error(error, kind, raw, where, field_names) from None
     except RecursionError:
         raise make_depth_error(where) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -90,7 +99,8 @@ def decode_fields(
         InputError: it is no such object, or has another field.
     """
     struct = _make_struct(tuple(types.items()))
-    value = decode_json(struct | None if nullable else struct, raw, where, tuple(types), noun)
+    kind = struct | None if nullable else struct
+    value = decode_json(kind, raw, where, FieldNames(tuple(types), noun))
     if value is None:
         return {}
     fields = {}
@@ -176,8 +186,7 @@ def _make_type_error(
     kind: Any,
     raw: Any,
     where: str,
-    names: Sequence[str],
-    noun: str,
+    field_names: FieldNames | None,
 ) -> InputError:
     """Return the refusal of a value of another type.
 
@@ -191,11 +200,12 @@ def _make_type_error(
         expected = f"one of {', '.join(tags)}"
     if expected != _KNOWN_FIELD:
         return InputError(where, expected, got)
-    names = names or _find_field_names(kind, path, raw)
-    if names:
-        expected = f"{noun} among {list(names)}"
+    if field_names is None:
+        field_names = FieldNames(_find_field_names(kind, path, raw))
+    if field_names.names:
+        expected = f"{field_names.noun} among {list(field_names.names)}"
     remedy = ""
-    if SAMPLING_FIELD in names:
+    if SAMPLING_FIELD in field_names.names:
         remedy = f"If {path} is a parameter of sampling, put it into {SAMPLING_FIELD}."
     return InputError(where, expected, got, remedy)
 
