@@ -2,11 +2,13 @@
 tests run in one process, in which order."""
 
 import json
+import logging
 import os
 import shutil
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
@@ -87,6 +89,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     folder = config.stash.get(OURS, None)
     if folder:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(name="caplog")
+def capture_log_of_mmkit(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """pytest's fixture, for what mmkit logs, also where vLLM or a library of its server has set up logging before."""
+    logger = logging.getLogger("mmkit")
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING, logger=logger.name):
+        patch.setattr(logger, "handlers", [])
+        patch.setattr(logger, "propagate", True)
+        yield caplog
 
 
 def get_scope(nodeid: str) -> str:
