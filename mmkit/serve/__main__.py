@@ -4,6 +4,8 @@ vLLM loads a plugin that adds routes only if VLLM_PLUGINS names it, and then no 
 the variable does not name. This names mmkit and, unless the variable is set, every installed
 plugin.
 
+It ends with exit status 1 if the engine died. ``vllm serve`` with one API server ends with 0 then.
+
 Some metrics of mmkit are counted in the workers, so the processes share a folder of metrics
 (PROMETHEUS_MULTIPROC_DIR).
 """
@@ -36,6 +38,10 @@ def main() -> None:
 
         run_vllm = find("entrypoints.cli.main:main")
         run_vllm()
+    from .plugin import engine_death
+
+    if engine_death.is_set():
+        sys.exit("mmkit.serve: the engine died. The log above says why.")
 
 
 def check_environment(environment: Mapping[str, str]) -> None:

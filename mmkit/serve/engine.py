@@ -145,6 +145,11 @@ class Engine:
 
     # -- the server --------------------------------------------------------------------------------
 
+    @property
+    def has_died(self) -> bool:
+        """Whether vLLM's engine ended although nobody stopped it."""
+        return bool(self._client.errored)
+
     def call_before_shutdown(self, function: Callable[[], None]) -> None:
         """Call a function before vLLM releases what serves new requests.
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -25,6 +27,9 @@ from .routes import router
 from .state import ServerState, find_state
 
 logger = logging.getLogger(__name__)
+
+engine_death = threading.Event()
+"""Set in an API server whose engine died. `mmkit.serve.__main__` makes it the exit status."""
 
 MAX_FRAMES = 4096
 """Fragments and pings of a websocket between two messages."""
@@ -77,11 +82,22 @@ class MmkitEndpoints:
         models = list(args.served_model_name or [args.model])
         origins = getattr(args, "allowed_origins", "*")
         state.mmkit = ServerState(engine, ServerLimits.from_environment(), models, origins)
-        engine.call_before_shutdown(state.mmkit.stop)
+        engine.call_before_shutdown(partial(end_service, state.mmkit))
         if processor.plan.policy is not None:
             await asyncio.to_thread(check_policy, state.mmkit, processor.plan.policy)
             put_first(self._app, OpenpiMiddleware)
         _warn_without_audio_decoder(processor.plan.modalities.values())
+
+
+def end_service(state: ServerState) -> None:
+    """Take no more requests, because the server is to stop or because its engine died.
+
+    It can be called again, and from any thread.
+    """
+    # at a later call, vLLM has stopped the engine itself
+    if not state.is_stopping and state.engine.has_died:
+        engine_death.set()
+    state.stop()
 
 
 def put_first(app: Any, middleware: Any) -> None:

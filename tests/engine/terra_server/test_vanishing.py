@@ -176,7 +176,7 @@ def assert_session_is_whole_or_refused(messages: list[dict[str, Any]]) -> None:
 
 
 def test_clients_learn_of_an_engine_that_is_killed(server: Server) -> None:
-    """And nobody is told that the server is well."""
+    """Nobody is told that the server is well, and its exit status says that it failed."""
     with clients.keep_busy(server) as busy:
         find_engine(busy.processes).kill()
         assert_stream_is_whole_or_refused(clients.receive_rest_of_stream(busy.lines))
@@ -186,3 +186,4 @@ def test_clients_learn_of_an_engine_that_is_killed(server: Server) -> None:
         with suppress(httpx.TransportError):
             assert clients.ask(server, clients.make_body()).status_code >= 500
         clients.assert_ends(server, busy.processes)
+    assert server.process.returncode == 1
