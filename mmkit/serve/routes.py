@@ -65,6 +65,12 @@ RANK_HEADER = "X-data-parallel-rank"
 """The header by which a request names the data parallel rank that has its prefix, as at vLLM's own
 routes."""
 
+REQUEST_ID_HEADER = "X-Request-Id"
+"""The header by which a proxy names a request, as at vLLM's own routes. The answer's id has it."""
+
+MAX_REQUEST_ID_CHARS = 128
+"""Characters of that header. Each event of a stream has the id."""
+
 REFUSAL_CODES = (400, 404, 405, 413, 429, 500, 503)
 """HTTP statuses of refusals, for the OpenAPI document."""
 
@@ -169,27 +175,41 @@ async def generate(
     """
     if request.prompt is None:
         raise InputError("prompt", "a prompt", "none")
+    answer_id = _make_answer_id(raw_request)
     model = state.resolve_model(request.model)
     output = state.find_output(request)
     options = state.engine.parse_sampling_params(request.sampling_params, state.limits)
     sampling = state.engine.make_sampling_params(options, output=output, stream=request.stream)
     prompt = await state.make_prompt(request, settings=request)
-    request_id = f"mmgen-{uuid4().hex}"
     outputs = state.engine.generate(
         prompt,
         sampling,
-        request_id,
+        # not the id of the answer: clients may send one twice
+        f"mmgen-{uuid4().hex}",
         data_parallel_rank=_parse_rank(raw_request),
         # a text with outputs in it may be cut off, as any text
         must_fit=output is not None and output.after is None,
     )
     answer = Answer(state.engine, sampling, output)
-    events = _make_events(request, outputs, answer, request_id, model)
+    events = _make_events(request, outputs, answer, answer_id, model)
     first = await anext(events)
     if not request.stream:
         await events.aclose()
         return first
     return StreamingResponse(stream_events(first, events, state), media_type=_EVENT_STREAM)
+
+
+def _make_answer_id(raw_request: Request) -> str:
+    """Return the id of an answer: that of the request's header, or a random one.
+
+    Raises:
+        InputError: the header is too long.
+    """
+    request_id = raw_request.headers.get(REQUEST_ID_HEADER) or uuid4().hex
+    if len(request_id) > MAX_REQUEST_ID_CHARS:
+        expected = f"at most {MAX_REQUEST_ID_CHARS} characters"
+        raise InputError(REQUEST_ID_HEADER, expected, str(len(request_id)))
+    return f"mmgen-{request_id}"
 
 
 def _parse_rank(raw_request: Request) -> int | None:
@@ -202,7 +222,7 @@ def _parse_rank(raw_request: Request) -> int | None:
 
 
 async def _make_events(
-    request: protocol.GenerateRequest, outputs: Any, answer: Answer, request_id: str, model: str
+    request: protocol.GenerateRequest, outputs: Any, answer: Answer, answer_id: str, model: str
 ) -> Events:
     """Yield the answer as it grows, or the whole as one event; the last event has the usage.
 
@@ -210,7 +230,7 @@ async def _make_events(
         request: which says what the events have.
         outputs: of `Engine.generate`.
         answer: a new one.
-        request_id: its name.
+        answer_id: what its events have as their id.
         model: that the request asks for.
     """
     created = int(time.time())
@@ -218,7 +238,7 @@ async def _make_events(
     async with aclosing(outputs):
         async for rendered, output in outputs:
             event: dict[str, Any] = {
-                "id": request_id,
+                "id": answer_id,
                 "object": "mm.generation.chunk" if request.stream else "mm.generation",
                 "created": created,
                 "model": model,

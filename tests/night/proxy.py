@@ -73,9 +73,9 @@ class Proxy:
         self.stop()
 
 
-def make_deployed_proxy(server: Server, folder: Path) -> Proxy:
+def make_deployed_proxy(server: Server, folder: Path, key: str = KEY) -> Proxy:
     """Return a proxy with the configuration of deploy/, in which ports and keys are those of the test."""
-    (folder / "keys").write_text(f'"~^Bearer \\Q{KEY}\\E$" 1;\n')
+    (folder / "keys").write_text(f'"~^(Bearer|Api-Key) \\Q{key}\\E$" 1;\n')
 
     def configure_servers(port: int) -> str:
         text = (ROOT / "deploy" / "nginx.conf").read_text()

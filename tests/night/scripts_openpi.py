@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("--key", required=True)
     parser.add_argument("--path", required=True, help="of the route, for the client that is given an address")
+    parser.add_argument("--first", action="store_true", help="print the actions for one observation, at both addresses")
     parser.add_argument("--for-ever", action="store_true", help="send observations until somebody ends this")
     arguments = parser.parse_args()
     observations = load(arguments.folder / "observations.pickle")
@@ -37,6 +38,11 @@ def main() -> None:
         print("ready", flush=True)
         while True:
             policy.infer(observations[0])
+
+    if arguments.first:
+        policies = (policy, connect(arguments.path))
+        print(json.dumps([policy.infer(observations[0])["actions"].tolist() for policy in policies]))
+        return
 
     results = {"metadata": policy.get_server_metadata()}
     answers = [policy.infer(observation) for observation in observations]

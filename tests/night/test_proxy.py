@@ -5,6 +5,7 @@ The attackers have another address than the good clients, since limits count by 
 
 import asyncio
 import json
+import re
 import socket
 import time
 from collections import Counter
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -318,6 +320,14 @@ def get(proxy: Proxy, path: str, authorization: str) -> Answer:
 
 def test_the_list_of_models_is_answered(proxy: Proxy) -> None:
     assert get(proxy, "/v1/models", HEADERS["authorization"]).status == 200
+
+
+def test_an_answer_has_the_id_that_the_proxy_gave_its_request(proxy: Proxy) -> None:
+    headers = HEADERS | {"X-Request-Id": "the client's"}
+    answers = [httpx.post(proxy.url + GENERATE, json=clients.make_body(), headers=headers) for _ in range(2)]
+    ids = {answer.json()["id"] for answer in answers}
+    assert len(ids) == 2
+    assert all(re.fullmatch("mmgen-[0-9a-f]{32}", answer_id) for answer_id in ids)
 
 
 @pytest.mark.parametrize(

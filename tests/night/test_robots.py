@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from examples.llava_like.offline import engine
 from examples.server import Server
@@ -22,6 +24,7 @@ from mmkit.serve.openpi import OPENPI_ROUTE
 from tests.profiles import scaled
 
 from . import robot
+from .proxy import NGINX, make_deployed_proxy
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -121,8 +124,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make_command(server: Server, folder: Path, *options: str) -> list[str]:
-    command = [str(PYTHON), str(SCRIPT), str(folder), str(server.port), "--key", KEY, "--path", OPENPI_ROUTE]
+def make_command(port: int, folder: Path, *options: str) -> list[str]:
+    command = [str(PYTHON), str(SCRIPT), str(folder), str(port), "--key", KEY, "--path", OPENPI_ROUTE]
     return [*command, *options]
 
 
@@ -136,7 +139,7 @@ def make_environment() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def results(actions: Any, server: Server, folder: Path) -> Any:
     """What the client saw."""
-    command = make_command(server, folder)
+    command = make_command(server.port, folder)
     done = subprocess.run(command, env=make_environment(), capture_output=True, text=True, timeout=1100)
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
@@ -174,6 +177,22 @@ def test_clients_at_once_get_their_own_answers(results: Any) -> None:
     assert num_equal == num_answers == 640
 
 
+@pytest.mark.skipif(NGINX is None, reason="needs nginx: apt-get install nginx-light")
+def test_the_proxy_of_deploy_passes_robots_with_a_key_on(
+    server: Server, folder: Path, actions: np.ndarray[Any, Any], tmp_path: Path
+) -> None:
+    with make_deployed_proxy(server, tmp_path, KEY) as proxy:
+        command = make_command(proxy.port, folder, "--first")
+        done = subprocess.run(command, env=make_environment(), capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert json.loads(done.stdout) == [actions[0].tolist()] * 2
+        for path in ("/", OPENPI_ROUTE):
+            headers = {"Authorization": f"Api-Key {KEY}s"}
+            with pytest.raises(InvalidStatus, match="401"):
+                connect(f"ws://127.0.0.1:{proxy.port}{path}", additional_headers=headers, proxy=None)
+        assert httpx.get(proxy.url, headers={"Authorization": f"Api-Key {KEY}"}).status_code == 404
+
+
 def read_metric(server: Server, name: str) -> float:
     text = httpx.get(f"{server.url}/metrics").text
     values = re.findall(rf"(?m)^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text)
@@ -191,7 +210,7 @@ def test_a_client_that_is_killed_frees_its_place(results: Any, server: Server, f
     wait_until(lambda: read_metric(server, "mmkit:sessions_open") == 0)
     clients = []
     for _ in range(2):
-        command = make_command(server, folder, "--for-ever")
+        command = make_command(server.port, folder, "--for-ever")
         clients.append(subprocess.Popen(command, env=make_environment(), stdout=subprocess.PIPE))
     for client in clients:
         assert client.stdout is not None
