@@ -155,7 +155,8 @@ def _write_part(part: Node, functions: FunctionWriter, where: str) -> dict[str, 
     model = find_model(part)
     if model is None:
         got = f"a {type(part).__name__}"
-        raise SpecError(where, "a part that documents have a model for", got)
+        remedy = "MODELS of mmkit.document.models lists them."
+        raise SpecError(where, "a part that documents have a model for", got, remedy)
     entries: dict[str, Any] = {}
     if "type" in model.model_fields:
         (entries["type"],) = get_args(model.model_fields["type"].annotation)

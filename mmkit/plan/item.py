@@ -33,7 +33,8 @@ class Item:
     4 look up          `hash`                    `layout`, `cache_entry` and perhaps `engine_fields`
                                                  of items that a cache has. A `layout` that is None
                                                  from here on: no cache has the item
-    5 process          `value`                   `fields`, without a layout only
+    5 process          `value`                   `fields` of the items that step 4 returns: those
+                                                 that no cache has, and those that depend on them
     6 lay out          `value`, `fields`         `layout`, `engine_fields`, `cache_entry`, as in 5
     7 place            `layout`
     8 prepare the      `hash`, `engine_fields`,  `engine_fields`

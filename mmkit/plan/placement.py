@@ -124,7 +124,10 @@ class ItemLayout:
         return frozenset(string[0] for string in self.leftover_strings)
 
     def strings_in(self, form: PromptForm) -> list[str]:
-        """Return the strings that stand for the item in a prompt, the preferred one first."""
+        """Return the strings that stand for the item in a prompt.
+
+        The leftmost match counts; of two at one position, that of the first string.
+        """
         if form is PromptForm.EXPANDED:
             return self._layout_strings
         if form is PromptForm.UNEXPANDED:

@@ -103,11 +103,13 @@ def may_be_expanded(prompt: list[int], layouts: LayoutsByModality) -> bool:
 class _FormChoice(NamedTuple):
     """The forms in which a prompt is searched.
 
+    Say ``action`` becomes ids only, and the prompt has a target for each action. Then the form of
+    actions is UNEXPANDED whatever that of the images is, which is found by trying:
+    ``forms=(EXPANDED, UNEXPANDED, MIXED), forms_of_ids={"action": UNEXPANDED}``.
+
     Attributes:
-        forms: the forms in which all other modalities than those of `forms_of_ids` are searched,
-            to be tried in order.
-        forms_of_ids: for each modality whose items become ids only, the only form in which its
-            items are searched.
+        forms: to be tried in order, for the modalities that `forms_of_ids` does not name.
+        forms_of_ids: the form of each modality whose items become ids only.
     """
 
     forms: Sequence[PromptForm]

@@ -80,6 +80,16 @@ class Preview:
 class Plan:
     """A spec bound to one config and tokenizer; make it with `ModelSpec.bind`.
 
+    vLLM's and SGLang's processors call three methods with the `Item`s of a request:
+
+    - `process_items` puts into each item what `process` returns, which checks the forms of the
+      fields. `_call_processors` makes them, by `FieldProcessor.run` for each modality, or by one
+      call of a Hugging Face processor for several.
+    - `lay_out_items` evaluates the layout of each item (`BoundModality.lay_out`).
+    - `place_items` rewrites the prompt (`rewrite`) and calls `place`, which refuses placeholders
+      without an item and writes targets anew that lie across tokens. `_split_runs_and_place` splits
+      tokens that merge, and calls `mmkit.plan.placing.place`, which searches and writes.
+
     Attributes:
         spec: the declaration.
         environment: what it is bound to.
@@ -268,7 +278,9 @@ class Plan:
             InputError: a layout is not in the prompt.
         """
         try:
-            placed = self._place_split(expanded, layouts, NO_TARGETS, (PromptForm.EXPANDED,))
+            placed = self._split_runs_and_place(
+                expanded, layouts, NO_TARGETS, (PromptForm.EXPANDED,)
+            )
         except InputError as error:
             expected, got = "the layout of each item", "a prompt without some of them"
             remedy = "Give what expand() returns, and the same items."
@@ -353,7 +365,7 @@ class Plan:
             SpecError: the outputs contradict the declared fields, or there is no processor.
         """
         with self.blame_options():
-            fields = self._process(batches)
+            fields = self._call_processors(batches)
             for name, processed in fields.items():
                 if not batches[name].are_embeddings:
                     self.modalities[name].check_forms(processed, batches[name].indices)
@@ -413,8 +425,10 @@ class Plan:
         if self._text_targets is not None:
             targets = self._text_targets.find(present)
         if not targets:  # nearly always
-            return self.runs.merge(self._place_split(prompt, present, self.reserved_targets))
-        return self.runs.merge(self._place_among_texts(prompt, present, targets))
+            placed = self._split_runs_and_place(prompt, present, self.reserved_targets)
+        else:
+            placed = self._place_among_texts(prompt, present, targets)
+        return self.runs.merge(placed)
 
     def blame_options(self) -> AbstractContextManager[None]:
         """Return a context that reports errors as mistakes in the options of a request.
@@ -607,7 +621,7 @@ class Plan:
             return None
         return TextTargets(self.reserved_targets.modality_of, self.vocabulary)
 
-    def _process(self, batches: BatchesByModality) -> dict[str, ProcessedFields]:
+    def _call_processors(self, batches: BatchesByModality) -> dict[str, ProcessedFields]:
         fields: dict[str, ProcessedFields] = {}
         # by `HFCall.key`: modalities whose calls have equal keys share one call
         names_by_call: dict[Hashable, dict[HFCall, str]] = {}
@@ -725,7 +739,7 @@ class Plan:
         if placed is not None:
             return placed
         prompt = self._text_targets.restore(prompt, targets)
-        return self._place_split(prompt, layouts, self.reserved_targets)
+        return self._split_runs_and_place(prompt, layouts, self.reserved_targets)
 
     def _place_if_expanded(
         self, prompt: list[int], layouts: LayoutsByModality
@@ -741,7 +755,7 @@ class Plan:
         except InputError:
             return None
 
-    def _place_split(
+    def _split_runs_and_place(
         self,
         prompt: list[int],
         layouts: LayoutsByModality,

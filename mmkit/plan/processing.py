@@ -14,7 +14,7 @@ import torch
 
 from ..errors import InputError, SpecError, convert_errors, locate_errors, report_as_spec_error
 from ..language.expr import Scope
-from ..language.field import Batched, Field, Identity, remove_padding
+from ..language.field import Batching, Field, Identity, remove_padding
 from ..language.items import ItemType
 from ..language.node import dependencies, evaluate_all
 from ..language.scope import Fields
@@ -426,7 +426,7 @@ class FieldProcessor:
             num_entries = _count_entries(data)
             if len(scopes) > 1 and num_entries == 1:
                 raise SpecError(f"{error} {_ONE_BY_ONE}") from error
-            if isinstance(step.field, Batched) and num_entries > len(scopes):
+            if step.field.batching is Batching.STACKED and num_entries > len(scopes):
                 raise SpecError(f"{error} {_SEVERAL_PER_ITEM}") from error
             raise
 

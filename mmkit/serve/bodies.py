@@ -8,7 +8,7 @@ list, with the numbers of the steps:
 - `engine.Engine.load_media` loads their media, by `mmkit.vllm_api.media.CheckedLoader`;
 - vLLM's route reads the body that is left, and renders its messages, in
   `mmkit.vllm_api.patches.wrap_render_chat_async`;
-- `mmkit.vllm_api.chat.wrap_read_part` finds the item of each URL in `ITEMS_BY_URL`, and
+- `mmkit.vllm_api.chat.wrap_read_part` finds the item of each URL in `ITEMS_BY_REFERENCE`, and
   `mmkit.vllm_api.chat.wrap_gather_items` gathers the items;
 - `mmkit.vllm_api.patches.wrap_process_tokens` gets the ids of the prompt, with the items;
 - the steps 1 to 11 of every request: `mmkit.vllm_api.items.Parser.parse_mm_data`,
@@ -35,7 +35,7 @@ from msgspec import Meta
 from starlette.requests import ClientDisconnect, Request
 
 from ..errors import InputError
-from ..vllm_api.chat import ITEMS_BY_URL, ChatItem
+from ..vllm_api.chat import ITEMS_BY_REFERENCE, ChatItem
 from ..vllm_api.server_request import SERVER_REQUEST, ItemPaths, ServerRequest
 from ..wire.decoding import decode_json, make_depth_error, quote
 from ..wire.items import MediaPart, find_media
@@ -108,13 +108,13 @@ class BodyMiddleware(ServerMiddleware):
         # uvicorn may begin a request in the context of the one before on its connection, so the
         # variable is set for every request, and reset
         token = SERVER_REQUEST.set(request.server_request)
-        ITEMS_BY_URL.update(request.items)
+        ITEMS_BY_REFERENCE.update(request.items)
         try:
             await self.app(scope, receive, send)
         finally:
             SERVER_REQUEST.reset(token)
             for url in request.items:
-                del ITEMS_BY_URL[url]
+                del ITEMS_BY_REFERENCE[url]
 
 
 def _has_body_for_vllm(scope: Mapping[str, Any]) -> bool:
@@ -219,7 +219,8 @@ class CheckedBody(NamedTuple):
         body: what was read, encoded again, with references in place of items.
         moved_items: the items of its messages.
         item_paths: the paths of the items, for each conversation.
-        values: the values of `moved_items`, in which media are replaced when they are loaded.
+        values: the values of `moved_items`, in a list of their own: when media are loaded, they
+            take the place of what names them, and the tuples of `moved_items` stay as they are.
         media: the media of each of them.
     """
 

@@ -21,7 +21,7 @@ from ..errors import InputError, relocate
 from ..vllm_api.chat import check_type
 from ..vllm_api.media import count_pixels_of_image
 from ..wire.decoding import starts_with
-from ..wire.items import ITEM_URL, MEDIA, Decoder, list_embeds_fields, parse_item_url
+from ..wire.items import ITEM_DATA_URL, MEDIA, Decoder, list_embeds_fields, parse_item_url
 from .state import ServerState
 
 Json = Any
@@ -87,6 +87,10 @@ all of it. A multiple of 4, so that the base64 stays whole."""
 
 _VLLM_TYPES = {"input_image": "image", "image": "image", "input_audio": "audio"} | MEDIA
 """The types of vLLM's parts with media, and the kind of media."""
+
+
+REFERENCE = "mmkit-item:"
+"""How the URL begins that stands for an item in what vLLM reads; a random number follows."""
 
 
 class MovedItem(NamedTuple):
@@ -217,7 +221,7 @@ class Messages:
         uuid = part.get("uuid")
         if not isinstance(part_type, str):
             part_type = ""  # vLLM refuses it, or finds the type by the fields
-        if url.startswith(ITEM_URL):
+        if url.startswith(ITEM_DATA_URL):
             modality, raw = parse_item_url(
                 url, self._state.message_modalities, where, self._state.limits
             )
@@ -273,7 +277,7 @@ class Messages:
         except InputError as error:
             raise relocate(error, where) from None
         value = self._decoder.decode_item(raw, where, bound.item, list_embeds_fields(bound))
-        url = f"mmkit-item:{uuid4().hex}"
+        url = f"{REFERENCE}{uuid4().hex}"
         if uuid is not None:
             uuid = str(uuid)
         self.moved_items.append(MovedItem(url, modality, value, uuid, where))

@@ -35,7 +35,7 @@ NULL = Raw(b"null")
 """The value of a field of bytes that a request leaves out."""
 
 
-class Prompted(Struct, kw_only=True, forbid_unknown_fields=True):
+class PromptFields(Struct, kw_only=True, forbid_unknown_fields=True):
     """A prompt with items; without a prompt, the server writes the targets of the items."""
 
     prompt: str | list[Id] | None = None
@@ -44,7 +44,7 @@ class Prompted(Struct, kw_only=True, forbid_unknown_fields=True):
     sampling_params: Sampling = field(default_factory=NULL.copy)
 
 
-class Generating(Prompted, kw_only=True, forbid_unknown_fields=True):
+class GenerationFields(PromptFields, kw_only=True, forbid_unknown_fields=True):
     """A request for tokens.
 
     Attributes:
@@ -59,7 +59,7 @@ class Generating(Prompted, kw_only=True, forbid_unknown_fields=True):
     stream: bool = False
 
 
-class GenerateRequest(Generating, kw_only=True, forbid_unknown_fields=True):
+class GenerateRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     """Body of ``POST /v1/mm/generate``.
 
     Attributes:
@@ -82,7 +82,7 @@ class Window(Struct, forbid_unknown_fields=True):
     keep: Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
-class StartMessage(Generating, kw_only=True, forbid_unknown_fields=True, tag="start"):
+class StartMessage(GenerationFields, kw_only=True, forbid_unknown_fields=True, tag="start"):
     """First message of a client in ``WS /v1/mm/session``.
 
     Its sampling parameters hold for each chunk. Without a `window`, the server refuses messages
@@ -92,7 +92,7 @@ class StartMessage(Generating, kw_only=True, forbid_unknown_fields=True, tag="st
     window: Window | None = None
 
 
-class NextMessage(Prompted, kw_only=True, forbid_unknown_fields=True, tag="next"):
+class NextMessage(PromptFields, kw_only=True, forbid_unknown_fields=True, tag="next"):
     """The message after a chunk: more prompt with its items, or only items.
 
     Of the sampling parameters it may set `max_tokens`.

@@ -2,8 +2,7 @@
 
 A request to ``POST /v1/mm/generate`` makes these calls, in this order:
 
-- `answers.AnswerMiddleware.handle` refuses the request if the server stops, and counts refusals in
-  its answer;
+- `answers.AnswerMiddleware.handle` refuses the request if the server stops;
 - `bodies.BodyMiddleware.handle` sets a `ServerRequest` for it, and lets it pass: this route reads
   its body itself;
 - `routes.handle_generate` is the endpoint of the router;
@@ -11,23 +10,25 @@ A request to ``POST /v1/mm/generate`` makes these calls, in this order:
 - `routes.receive_message` receives the body (`routes.receive_body`), checks its size
   (`wire.limits.check_size`) and decodes it (`wire.decoding.decode_json`) as a
   `protocol.GenerateRequest`;
-- `routes.generate` makes the answer to that message, by the calls below:
-- settings: `state.ServerState.resolve_model`, `state.ServerState.find_output`,
-  `engine.Engine.parse_sampling_params` and `engine.Engine.make_sampling_params`;
-- `state.ServerState.make_prompt` makes vLLM's prompt: `wire.items.Decoder.decode_items` decodes the
-  items of each modality, `wire.items.find_media` finds the media among them, and
-  `engine.Engine.load_media` loads these;
-- `engine.Engine.generate` renders the prompt (`engine.Engine.render`), sends it to the engine
-  (steps 9 to 11 of docs/how-it-works.md), and yields vLLM's outputs. To render it, vLLM's renderer
-  (render_cmpl_async) tokenizes the prompt; its next step, around which wrap_process_tokens of
-  vllm_api.patches stands, calls the parser and the processor of mmkit (steps 1 to 8);
-- `state.Answer.make_choice` makes a choice of what is new in an output, and
-  `state.Answer.make_usage` counts the tokens;
-- `routes.stream_events` sends the events of a stream; without one, the first event is the answer.
+- `routes.generate` makes the answer to that message:
+
+  - for the settings it calls `state.ServerState.resolve_model`, `state.ServerState.find_output`,
+    `engine.Engine.parse_sampling_params` and `engine.Engine.make_sampling_params`;
+  - `state.ServerState.make_prompt` makes vLLM's prompt: `wire.items.Decoder.decode_items` decodes
+    the items of each modality, `wire.items.find_media` finds the media among them, and
+    `engine.Engine.load_media` loads these;
+  - `engine.Engine.generate` renders the prompt (`engine.Engine.render`), sends it to the engine
+    (steps 9 to 11 of docs/how-it-works.md), and yields vLLM's outputs. To render it, vLLM's
+    renderer (render_cmpl_async) tokenizes the prompt; its next step, around which
+    wrap_process_tokens of vllm_api.patches stands, calls the parser and the processor of mmkit
+    (steps 1 to 8);
+  - `state.Answer.make_choice` makes a choice of what is new in an output, and
+    `state.Answer.make_usage` counts the tokens;
+  - `routes.stream_events` sends the events of a stream; without one, the first event is the answer.
 
 The websockets are served by session.py and openpi.py.
 
-An error on this path becomes a refusal in `errors.make_response`.
+An error on this path becomes a refusal in `errors.make_response`, which also counts it.
 """
 
 from __future__ import annotations
@@ -180,6 +181,7 @@ async def generate(
     output = state.find_output(request)
     options = state.engine.parse_sampling_params(request.sampling_params, state.limits)
     sampling = state.engine.make_sampling_params(options, output=output, stream=request.stream)
+    # in a session, the settings are those of its first message
     prompt = await state.make_prompt(request, settings=request)
     outputs = state.engine.generate(
         prompt,

@@ -150,7 +150,7 @@ class ServerState:
             raise InputError("model", f"one of {', '.join(self.models)}", quote(name))
         return name
 
-    def find_output(self, request: protocol.Generating) -> BoundOutput | None:
+    def find_output(self, request: protocol.GenerationFields) -> BoundOutput | None:
         """Return the output that a request asks for; None without one.
 
         Raises:
@@ -182,7 +182,7 @@ class ServerState:
         )
 
     async def make_prompt(
-        self, message: protocol.Prompted, settings: protocol.Generating
+        self, message: protocol.PromptFields, settings: protocol.GenerationFields
     ) -> dict[str, Any]:
         """Return vLLM's prompt of a request, or of a message of a session.
 
@@ -224,7 +224,7 @@ class ServerState:
             prompt["cache_salt"] = settings.cache_salt
         return prompt
 
-    def _decode_items(self, message: protocol.Prompted) -> MessageItems:
+    def _decode_items(self, message: protocol.PromptFields) -> MessageItems:
         """Return the items of a message, whose media are still to be loaded.
 
         Raises:

@@ -17,7 +17,7 @@ from ..language.items.lists import List
 from ..language.items.optional import OptionalPart
 from ..plan.modality import BoundModality
 from ..plan.plan import Plan
-from ..wire.items import ITEM_URL, Decoder, Media, list_embeds_fields, parse_item_url
+from ..wire.items import ITEM_DATA_URL, Decoder, Media, list_embeds_fields, parse_item_url
 from ..wire.limits import Limits
 
 LISTS = ("image", "video", "audio")
@@ -73,7 +73,7 @@ class ItemReader:
 
     def _read_entry(self, list_name: str, entry: Any, where: str) -> None:
         url = _get_url(entry)
-        if not url.startswith(ITEM_URL):
+        if not url.startswith(ITEM_DATA_URL):
             self._plan.check_names([list_name])
             modality = self._plan.modalities[list_name]
             self._add_raw(modality, self._load_media(list_name, entry, modality.item, where))

@@ -37,13 +37,13 @@ class ChatItem(NamedTuple):
     uuid: str | None
 
 
-ITEMS_BY_URL: dict[str, ChatItem] = {}
-"""The items of all requests that a server works on, by the URL that stands for each.
+ITEMS_BY_REFERENCE: dict[str, ChatItem] = {}
+"""The items of all requests that a server works on, by the reference to each, a URL.
 
 In every version, vLLM's routes accept only parts of vLLM's own types. So mmkit's server replaces a
-part with an item by an ``image_url`` part with such a URL, and `wrap_read_part` looks the item up.
-It is no context variable, since some of vLLM's routes read parts in other threads. No client can
-guess a URL.
+part with an item by an ``image_url`` part with such a URL (`mmkit.serve.messages.REFERENCE`), and
+`wrap_read_part` looks the item up. It is no context variable, since some of vLLM's routes read
+parts in other threads. No client can guess a URL.
 """
 
 
@@ -191,4 +191,4 @@ def _find_item_of_server(part: Mapping[str, Any]) -> ChatItem | None:
     url = part.get("image_url")
     if isinstance(url, Mapping):
         url = url.get("url")
-    return ITEMS_BY_URL.get(url) if isinstance(url, str) else None
+    return ITEMS_BY_REFERENCE.get(url) if isinstance(url, str) else None

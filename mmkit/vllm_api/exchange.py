@@ -186,7 +186,7 @@ class CacheReader:
         self._entries = WeakKeyDictionary()
         self._unsent: WeakValueDictionary[str, UnsentItem] = WeakValueDictionary()
 
-    def find_items(self, cache: Any, items: Sequence[Item]) -> None:
+    def fill_in_layouts(self, cache: Any, items: Sequence[Item]) -> None:
         """Fill in the layouts of the items that a cache or an unsent request has.
 
         An item of a request that is on its way to the engine also gets its fields in vLLM's form.

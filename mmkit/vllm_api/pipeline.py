@@ -348,7 +348,7 @@ def fill_in_cached_items(
     """
     if request.cache is None:
         return request.items
-    reader.find_items(request.cache, engine_items)
+    reader.fill_in_layouts(request.cache, engine_items)
     missing_items: list[Item] = []
     for name, items in request.items_by_modality.items():
         modality = plan.modalities[name]

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 MEDIA = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
 """The kind of media of each media part of chat messages."""
 
-ITEM_URL = "data:application/vnd.mmkit.item+json;modality="
+ITEM_DATA_URL = "data:application/vnd.mmkit.item+json;modality="
 """How the URL of an item begins that stands in an ``image_url`` part, which every gateway passes;
 the modality and the JSON of the item in base64 follow."""
 
@@ -107,7 +107,7 @@ def make_item_url(modality: str, item: Any) -> str:
     """
     value = encode_value(item, f"items.{modality}[0]")
     text = base64.b64encode(msgspec.json.encode(value)).decode()
-    return f"{ITEM_URL}{modality};base64,{text}"
+    return f"{ITEM_DATA_URL}{modality};base64,{text}"
 
 
 def encode_value(value: Any, where: str) -> Any:
@@ -169,7 +169,7 @@ def parse_item_url(
     """Return the modality of an item in a URL, and its JSON.
 
     Args:
-        url: begins with `ITEM_URL`.
+        url: begins with `ITEM_DATA_URL`.
         modalities: those that it may name.
         where: its path in errors.
         limits: on the size of the JSON.
@@ -178,7 +178,7 @@ def parse_item_url(
         InputError: another modality, or no base64.
         TooLarge: the JSON is beyond a limit.
     """
-    name, _, content = url.removeprefix(ITEM_URL).partition(";base64,")
+    name, _, content = url.removeprefix(ITEM_DATA_URL).partition(";base64,")
     if name not in modalities:
         expected = f"one of {', '.join(modalities)} as the modality of a URL"
         raise InputError(where, expected, repr(name[:MAX_NAME_CHARS]))

@@ -18,7 +18,7 @@ from mmkit.serve.bodies import ITEM_FIELDS
 from mmkit.serve.limits import ServerLimits
 from mmkit.serve.messages import ANTHROPIC, MESSAGE_FORMATS, RESPONSES, Messages
 from mmkit.wire import limits
-from mmkit.wire.items import ITEM_URL
+from mmkit.wire.items import ITEM_DATA_URL
 from mmkit.wire.limits import count_values
 from tests.path.serve_app import get_shared_state, get_state, serve
 
@@ -261,7 +261,7 @@ def make_part(path, kind, action):
         return {"type": "actions", "actions": action, "uuid": 3}
     if kind == "url":
         encoded = base64.b64encode(json.dumps(action).encode()).decode()
-        return MESSAGE_FORMATS[path].picture(f"{ITEM_URL}actions;base64,{encoded}")
+        return MESSAGE_FORMATS[path].picture(f"{ITEM_DATA_URL}actions;base64,{encoded}")
     return MESSAGE_FORMATS[path].picture(URL)
 
 

@@ -33,7 +33,7 @@ from mmkit.sglang_api import make_item_url
 from mmkit.sglang_api.fields import choose_feature, hash_fields
 from mmkit.sglang_api.items import ItemReader, LoadMedia
 from mmkit.sglang_api.specs import check_spec
-from mmkit.wire.items import ITEM_URL
+from mmkit.wire.items import ITEM_DATA_URL
 from mmkit.wire.limits import Limits
 
 
@@ -62,7 +62,10 @@ def test_items_come_in_any_list_and_in_order(plan: Plan):
 REFUSED = [
     ({"audio": ["a sound"]}, "waves.multi_modal_data: expected modalities among ['series'], got 'audio'."),
     ({"image": [make_item_url("cloud", [1])]}, "image_data[0]: expected one of series as the modality of a URL, got"),
-    ({"audio": [f"{ITEM_URL}series;base64,*"]}, "audio_data[0]: expected base64 in the URL of an item, got another"),
+    (
+        {"audio": [f"{ITEM_DATA_URL}series;base64,*"]},
+        "audio_data[0]: expected base64 in the URL of an item, got another",
+    ),
     (
         {"audio": [make_item_url("series", {"a": 1})]},
         "audio_data[0].a: expected fields among ['data', 'dtype', 'shape', ",

@@ -17,7 +17,7 @@ from examples.llava_like.offline import answer
 from examples.llava_like.reference import Reference
 from examples.server import Server
 from mmkit.serve import Client, RequestError
-from mmkit.wire.items import ITEM_URL, encode
+from mmkit.wire.items import ITEM_DATA_URL, encode
 from tests.engine.llava_like.bodies import (
     BOMB,
     HALF_A_BOMB,
@@ -150,12 +150,12 @@ PIXELS = "expected at most 33554432 pixels in one"
         (make_item_parts(HALF_A_BOMB, HALF_A_BOMB), 413, f"messages[0].content[1].image: {PIXELS}"),
         ([make_item({"image_url": 1})], 400, "content[0].image.image_url: expected object, got"),
         (
-            [refer_to(f"{ITEM_URL}image;base64,*")],
+            [refer_to(f"{ITEM_DATA_URL}image;base64,*")],
             400,
             "messages[0].content[0]: expected base64 in the URL of an item, got an",
         ),
         (
-            [refer_to(f"{ITEM_URL}video;base64,AAAA")],
+            [refer_to(f"{ITEM_DATA_URL}video;base64,AAAA")],
             400,
             "content[0]: expected one of image as the modality of a URL, got 'v",
         ),
