@@ -25,7 +25,17 @@ ELSEWHERE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md
 """Pages of the site that lie in the root of the repository."""
 
 DOCSTRINGS = {
-    "errors": ["mmkit.MmkitError"],
+    "document": [
+        "mmkit.document.to_document",
+        "mmkit.document.from_document",
+        "mmkit.document.SpecModel",
+        "mmkit.document.build_json_schema",
+        "mmkit.document.list_functions",
+        "mmkit.document.find_differences",
+        "mmkit.document.Difference",
+        "mmkit.document.FunctionStubs",
+    ],
+    "errors": ["mmkit.MmkitError", "mmkit.SpecError", "mmkit.InputError"],
     "expressions": [
         "mmkit.Scope",
         "mmkit.later",
@@ -33,6 +43,7 @@ DOCSTRINGS = {
         "mmkit.ceil_div",
         "mmkit.minimum",
         "mmkit.maximum",
+        "mmkit.largest_of",
     ],
     "fields": [
         "mmkit.language.field.Field\n    options: {heading: Every field, members: false}",
@@ -40,6 +51,7 @@ DOCSTRINGS = {
         "mmkit.language.field.Flat\n    options: {heading: flat, members: false}",
         "mmkit.language.field.Derived\n    options: {heading: derived}",
         "mmkit.language.field.Constant\n    options: {heading: constant}",
+        "mmkit.language.field.Identity\n    options: {heading: identity}",
         "mmkit.language.field.HF\n    options: {heading: hf}",
     ],
     "items": [

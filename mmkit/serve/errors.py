@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from http import HTTPStatus
 from traceback import walk_tb
 from typing import Any, NamedTuple
@@ -277,14 +278,30 @@ def _count(plan: Plan | None, route: str, where: str | None, reason: str) -> Non
         where: the path of the error.
         reason: of the refusal; empty for the one that follows from the path.
     """
-    words = re.split(r"[.\[]", where or "")
-    modality = ""
-    if plan is not None and words[0] in ("items", "uuids") and len(words) > 1:
-        if words[1] in plan.modalities:
-            modality = words[1]
+    words = re.split(r"[.\[\]]+", where or "")
+    modality = "" if plan is None else _find_modality(words, plan)
     if not reason:
-        reason = _REASONS.get(words[0], "schema")
+        reason = "item" if modality else _REASONS.get(words[0], "schema")
     REFUSED.labels(route, modality, reason).inc()
+
+
+def _find_modality(words: Sequence[str], plan: Plan) -> str:
+    """Return the modality that a path is about; empty for none.
+
+    Args:
+        words: of the path of an item, ``items.series[0]``, or of a part of a message:
+            ``messages[0].content[1].series``.
+        plan: the spec.
+    """
+    candidates: Sequence[str] = ()
+    if words[0] in ("items", "uuids"):
+        candidates = words[1:2]
+    elif "content" in words:
+        candidates = words[words.index("content") + 1 :]
+    for word in candidates:
+        if word in plan.modalities:
+            return word
+    return ""
 
 
 def count_foreign_refusal(scope: Any, plan: Plan, status: int, body: bytes) -> None:

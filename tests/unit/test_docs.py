@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import docs_hooks
 import pytest
 
 from tests.pages import PAGES, ROOT
@@ -143,6 +144,20 @@ def test_every_public_name_is_in_the_reference_with_an_example(module: str) -> N
     assert names
     assert names - find_words("\n".join(HEADINGS + FIRST_CELLS)) == set()
     assert names - find_words("\n".join(PYTHON_BLOCKS)) == set()
+
+
+ROOTS = {"cfg", "fields", "item", "kwargs", "proc", "tok"}
+"""The roots of expressions, which have no docstring of their own."""
+
+
+def test_the_site_has_the_docstring_of_every_public_name_of_a_spec() -> None:
+    shown: set[str] = set()
+    for identifiers in docs_hooks.DOCSTRINGS.values():
+        for identifier in identifiers:
+            heading = re.search(r"heading: (\w+)", identifier)
+            shown.add(heading[1] if heading else identifier.rpartition(".")[2])
+    names = find_public_names("public") | find_public_names("document/__init__")
+    assert names - ROOTS - shown == set()
 
 
 def test_the_fragments_render() -> None:
