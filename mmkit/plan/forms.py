@@ -25,7 +25,7 @@ class FieldForms:
     """The forms of the fields of a modality, which the raw items of all requests have in common.
 
     They are found in items that mmkit makes, when they are first asked for. The modalities of plans
-    for the options of requests share those of the server's plan: options may not change them.
+    for the options of requests share the forms of the server's plan: options may not change them.
 
     Args:
         where: names the modality in errors.
@@ -61,7 +61,7 @@ class FieldForms:
         return forms
 
     def check(self, processed: ProcessedFields, indices: Sequence[int], remedy: str) -> None:
-        """Refuse processed raw items whose fields have another form than those of other requests.
+        """Refuse processed raw items whose fields have another form than in other requests.
 
         Args:
             processed: the fields of each item; those that an item lacks are not looked at.

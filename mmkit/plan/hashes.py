@@ -198,7 +198,7 @@ def salt_uuid(uuid: Any, cache_salt: str | None) -> Any:
 
     No tenant reaches the items of another one by a uuid.
     """
-    if not isinstance(uuid, str):  # none, or one that is refused
+    if not isinstance(uuid, str):  # no uuid, or a value that is refused
         return uuid
     salted = json.dumps([cache_salt, uuid]).encode()
     return hashlib.blake2b(salted, digest_size=24).hexdigest()
@@ -300,7 +300,7 @@ def _as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def _get_bytes(array: np.ndarray[Any, Any]) -> Any:
-    """Return the bytes of an array; those of a large one are not copied."""
+    """Return the bytes of an array; the bytes of a large array are not copied."""
     if array.nbytes < _VIEW_THRESHOLD or not array.flags.c_contiguous:
         return array.tobytes()
     return array.reshape(-1).view(np.uint8)

@@ -124,7 +124,7 @@ class HFCall:
 
     @cached_property
     def accepted_options(self) -> Mapping[str, Any]:
-        """Those of `options` that the processor takes, and with which mmkit calls it.
+        """The options among `options` that the processor takes, and with which mmkit calls it.
 
         They are the same for all requests of a plan.
 
@@ -314,7 +314,7 @@ def _make_inputs(first: HFCall, batches: Mapping[HFCall, ItemBatch]) -> dict[str
 
 
 def _choose_options(call: HFCall) -> dict[str, Any]:
-    """Return the options of one call: those of the request that the processor takes."""
+    """Return the options of one call: the request's options that the processor takes."""
     options = dict(call.options)
     if call.text is not None or "text" in call.hf.kwargs:
         # as many placeholders as items, however long they make it

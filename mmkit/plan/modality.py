@@ -81,7 +81,7 @@ class BoundModality:
         parser: turns a caller's data into canonical items.
         field_processor: turns canonical items into processed fields.
         layout_evaluator: evaluates the layouts and targets of raw items.
-        embedding_layout_evaluator: evaluates those of precomputed embeddings.
+        embedding_layout_evaluator: evaluates the layouts of precomputed embeddings.
         forms: the forms of fields that all items have in common.
         needs_row_count: whether each item comes to the model with the number of its encoder rows:
             where items differ in it, where options of the request change it, and where no field

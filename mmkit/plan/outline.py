@@ -110,7 +110,7 @@ def _check_facts(modality: BoundModality, facts: Sequence[Facts]) -> list[Simple
     """Return the facts of items as scopes have them.
 
     Raises:
-        InputError: they are those of no item of the modality.
+        InputError: no item of the modality has such facts.
     """
     values = []
     for index, facts_of_item in enumerate(facts):
@@ -139,7 +139,7 @@ def name_items(
     """Fill in the uuids of the items of one modality.
 
     Raises:
-        InputError: another number of them, or one that is no string.
+        InputError: another number of hashes, or a hash that is no string.
     """
     where = f"{modality.where}, multi_modal_uuids"
     if len(uuids) != len(items):

@@ -42,7 +42,7 @@ class AnswerPart(NamedTuple):
 
     Attributes:
         start: the position of its first id in the answer; negative where it began in the prompt.
-        ids: its ids; those of an output with its marks.
+        ids: its ids; an output's ids include its marks.
         is_output: whether it is an output, and no text.
         array: the output; None for a text, and for an output that is not whole.
     """
@@ -131,7 +131,7 @@ class BoundOutput:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the arrays, taken from the array of the smallest ids; that of one unit."""
+        """Shape of the array of one unit, taken from the array of the smallest ids."""
         return self._find_form(1).shape
 
     @property
@@ -174,7 +174,7 @@ class BoundOutput:
         The last part may be an output that is not whole, because the answer was cut off.
 
         Args:
-            ids: those of the answer.
+            ids: the ids of the answer.
             prompt: the ids before it, which an output may have begun in.
 
         Raises:
@@ -189,11 +189,11 @@ class BoundOutput:
         """Return the array that ids stand for.
 
         Args:
-            ids: those of one output, its marks and other literals included: a sequence of whole
+            ids: the ids of one output, its marks and other literals included: a sequence of whole
                 numbers, or an array or tensor of them.
 
         Raises:
-            InputError: another number of ids, or one that may not stand at its position.
+            InputError: another number of ids, or an id that may not stand at its position.
             SpecError: the function of the spec fails.
         """
         values = _list_ids(ids, self.where)
@@ -386,7 +386,7 @@ class BoundOutput:
             )
 
     def _find_form(self, num_units: int) -> _ArrayForm:
-        """Return the form of the arrays of so many units, from that of the smallest ids."""
+        """Return the form of the arrays of so many units, from the array of the smallest ids."""
         if num_units not in self._forms:
             array = self.decode(self.list_smallest_ids(num_units))
             self._forms[num_units] = _ArrayForm(tuple(array.shape), array.dtype.name)
@@ -474,7 +474,7 @@ def find_output(outputs: Mapping[str, BoundOutput], name: Any, where: str, got: 
     """Return the output that a request asks for.
 
     Args:
-        outputs: those of a plan.
+        outputs: the outputs of a plan.
         name: from the request.
         where: names it in errors.
         got: the name, as errors quote it.

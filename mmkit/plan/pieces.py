@@ -49,7 +49,7 @@ class PieceDifference(NamedTuple):
     Attributes:
         prompt: the text.
         whole: its ids as mmkit reads it, with the ids of targets where the items stand.
-        pieces: the ids of its pieces, with those of targets between them.
+        pieces: the ids of its pieces, with the ids of targets between them.
     """
 
     prompt: str

@@ -126,7 +126,7 @@ class ItemLayout:
     def strings_in(self, form: PromptForm) -> list[str]:
         """Return the strings that stand for the item in a prompt.
 
-        The leftmost match counts; of two at one position, that of the first string.
+        The leftmost match counts; of two at one position, the match of the first string.
         """
         if form is PromptForm.EXPANDED:
             return self._layout_strings
@@ -161,7 +161,7 @@ class Placement:
 
     Attributes:
         modality: name of the item's modality.
-        index: the item's position among those of its modality.
+        index: the item's position among the items of its modality.
         start: offset of the layout's first token in the new prompt.
         tokens: the layout as it stands in the prompt.
     """

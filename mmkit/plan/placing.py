@@ -63,16 +63,16 @@ def place(
         layouts: per modality and item, the layout.
         where: names the spec in errors.
         reserved: targets of which none may be left over, also where no item has them.
-        forms: the forms to try. The error is that of the last form other than MIXED, unless there
-            is no other.
+        forms: the forms to try. If all fail, the error is the one for the last form other than
+            MIXED, unless there is no other.
         tok: the vocabulary, in whose words errors name tokens; None names their ids.
 
     Raises:
         NotFound: nothing in the prompt stands for an item.
         InsideOtherItem: what stands for an item is a part of what stands for another one.
         LeftOver: a target or a placeholder id is left over, also one of `reserved`.
-        InputError: a layout may be that of an item of either of two modalities; or a target stands
-            inside a layout of another modality.
+        InputError: items of two modalities may have the same layout at one place; or a target
+            stands inside a layout of another modality.
     """
     prompt_string = make_id_string(prompt)
     task = PlacingTask(prompt, prompt_string, layouts, where, reserved, tok)
@@ -313,7 +313,7 @@ class _Search:
     def _find_next_match(self, strings: Sequence[str], cursor: int) -> Span | None:
         """Return the nearest match of any of the strings at or after the cursor; None for no match.
 
-        Where two strings match at one position, the match is that of the first string.
+        Where two strings match at one position, the first string wins.
         """
         nowhere = len(self._prompt_string)
         nearest = nowhere
@@ -354,7 +354,7 @@ class _Search:
     def _check_unambiguous(
         self, modality: str, next_spans: Mapping[str, Span], next_index: Mapping[str, int]
     ) -> None:
-        """Refuse a layout that stands in the prompt and is that of two items.
+        """Refuse a layout in the prompt that two items have.
 
         Args:
             modality: the one whose item is to be placed.

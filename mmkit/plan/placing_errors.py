@@ -150,7 +150,7 @@ def make_target_inside_layout(
         task: what is placed.
         item: the item of the target, for example ``image[0]``.
         target: the ids of the target.
-        modality: that of the layout.
+        modality: the modality of the layout.
         layout: the ids of the layout.
     """
     target_in_words = task.describe(target)

@@ -182,7 +182,7 @@ class Plan:
     ) -> outline.Outline:
         """Return what follows of a request from the facts of its items alone.
 
-        Ids, placements and rows are those of vLLM's path. No item is processed.
+        Ids, placements and rows are the same as on vLLM's path. No item is processed.
 
         Args:
             prompt: a text, or token ids.
@@ -554,7 +554,7 @@ class Plan:
                 raise InputError(where, expected, repr(name), self._remedy_for_name(name))
 
     def _remedy_for_name(self, name: str) -> str:
-        """Return what to do about a name that is no modality: it may be that of a field."""
+        """Return what to do about a name that is no modality: it may name a field."""
         modality_name = name.removesuffix("_embeds")
         modality = self.modalities.get(modality_name)
         if modality is None:

@@ -179,7 +179,7 @@ class BoundPolicy:
         """Return the actions of an answer, one row for each step.
 
         Args:
-            ids: those of the answer: the output, or a text with the output in it, of which the
+            ids: the ids of the answer: the output, or a text with the output in it, of which the
                 first counts.
 
         Raises:
@@ -205,7 +205,7 @@ class BoundPolicy:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of a chunk of actions, steps first; that of one unit, where their number varies."""
+        """Shape of a chunk of actions, steps first; of one unit, where their number varies."""
         shape = self.output.shape
         if len(shape) < 2:
             shape = (1, *(shape or (1,)))
@@ -251,7 +251,7 @@ def _find_value(item: ObservedItem, observation: Mapping[str, Any]) -> Any:
     """Return the value of one item in an observation.
 
     Raises:
-        InputError: there is none, or one that would be read wrongly.
+        InputError: there is no prompt, or a prompt that would be read wrongly.
     """
     values = []
     for key in item.keys:

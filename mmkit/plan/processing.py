@@ -439,7 +439,7 @@ class FieldProcessor:
         try:
             return field.derive_all(self.scopes.static, scopes)
         except (SpecError, ValueError):
-            # item by item, so that the error names the one that is refused
+            # item by item, so that the error names the item that is refused
             for position, scope in enumerate(scopes):
                 self._derive(field, scope, batch.index_of(position))
             raise

@@ -398,7 +398,7 @@ def _name_process(modality: BoundModality) -> str:
 def _check_layout(
     modality: BoundModality, largest: Any, smallest: Sequence[Any], random_values: Sequence[Any]
 ) -> None:
-    """Compare the layouts of some items with that of the largest item.
+    """Compare the layouts of items with the layout of the largest item.
 
     Raises:
         SpecError: one has more encoder rows, or a function lays an item in several ways.

@@ -115,7 +115,7 @@ def locate_texts(where: str) -> Iterator[None]:
         where: the item.
 
     Raises:
-        InputError: in place of that of the vocabulary, which knows no item.
+        InputError: in place of the vocabulary's error, which names no item.
     """
     try:
         yield

@@ -45,7 +45,7 @@ def check_rows(
         rows: what a caller sent as floating (rows, width).
         where: names it in errors.
         width: the hidden size of the language model; None if it is not known.
-        dtype: that of the language model; None if it is not known.
+        dtype: the language model's dtype; None if it is not known.
         remedy: what to do about another shape.
 
     Returns:

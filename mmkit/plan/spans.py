@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """Positions of a prompt, from `start` to before `stop`, for example those of an item."""
+    """Positions of a prompt, from `start` to before `stop`, for example the span of an item."""
 
     start: int
     stop: int

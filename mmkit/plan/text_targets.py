@@ -50,7 +50,7 @@ class TextTargets:
                 self._reserved[target] = self._decode(target)
 
     def find(self, layouts: LayoutsByModality) -> list[TextTarget]:
-        """Return the reserved targets of several tokens, and those of the layouts of items."""
+        """Return the targets of several tokens: reserved targets, and those of items."""
         targets = dict(self._reserved)
         for target in self.find_in_layouts(layouts):
             targets[target.ids] = target
@@ -107,10 +107,10 @@ class TextTargets:
 def spells_target(ids: Sequence[int], target: Target, tok: Vocabulary | None) -> bool:
     """Return whether a target stands among ids.
 
-    One of several tokens may stand there as other tokens, which are a text with that of the target.
+    A target of several tokens may stand there as other tokens, whose text contains its text.
 
     Args:
-        ids: for example those of a layout.
+        ids: for example the ids of a layout.
         target: the ids of the target by itself.
         tok: the vocabulary; None for a model without a tokenizer.
     """

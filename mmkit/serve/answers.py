@@ -1,4 +1,4 @@
-"""What all answers have in common, on vLLM's routes as on those of mmkit.
+"""What all answers have in common, on vLLM's routes and on mmkit's.
 
 Refusals are counted, 429 and 503 say when to try again, and a server that stops says so.
 """
@@ -62,7 +62,7 @@ class WatchedAnswer:
     """The answer to one request, whose messages go through `send`.
 
     Args:
-        scope: that of the request.
+        scope: ASGI's scope of the request.
         send: takes the messages.
         state: the server's.
 

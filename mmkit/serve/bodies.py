@@ -48,7 +48,7 @@ from .state import ServerState
 from .threads import run_in_thread_if_large
 
 MAX_JSON_VALUES = 2**14
-"""Values in the JSON of a request at vLLM's routes, beside those of a prompt."""
+"""Values in the JSON of a request at vLLM's routes, without the prompt's."""
 
 MM_ROUTES = "/v1/mm/"
 """How the paths of our own routes begin, which read their bodies themselves."""
@@ -155,7 +155,7 @@ class VllmRequest(NamedTuple):
 
     Attributes:
         body: as vLLM may read it.
-        items: those of its messages, by the URLs that stand for them.
+        items: the items of its messages, by the URLs that stand for them.
         server_request: what vLLM's functions are to know of it; see `ServerRequest`.
     """
 
@@ -200,7 +200,7 @@ def _get_content_type(request: Request) -> str:
 async def _load_media(
     media: Sequence[Sequence[MediaPart]], server_request: ServerRequest, state: ServerState
 ) -> None:
-    """Load the media of the items of messages in place, those of several items at once."""
+    """Load the media of the items of messages in place, several items at once."""
     # media of items and of vLLM's own parts share the pixels of the request
     token = SERVER_REQUEST.set(server_request)
     try:
@@ -235,7 +235,7 @@ def check_body(path: str, body: bytes, state: ServerState) -> CheckedBody:
     """Check a body for one of vLLM's routes, and encode it again without the items in its messages.
 
     Args:
-        path: that of the route.
+        path: the path of the route.
         body: from the client; empty for a request without one.
         state: the server's.
 

@@ -122,7 +122,7 @@ class Client(AbstractContextManager["Client"]):
         """Send one request, and yield its answer as it grows; the last event has the usage.
 
         The first event sends the request and raises its error; closing the generator ends the
-        request. The arguments are those of `generate`.
+        request. For the arguments, see `generate`.
         """
         options["stream"] = True
         body = build_request(protocol.GenerateRequest, prompt, items, options)
@@ -300,7 +300,7 @@ def build_request(kind: Any, prompt: Any, items: Any, options: Mapping[str, Any]
         kind: the type, of `mmkit.serve.protocol`.
         prompt: a text, or token ids; None without one.
         items: as for `encode`; None without any.
-        options: fields of the message. Others are sampling parameters; those of None are left out.
+        options: fields of the message. Others are sampling parameters; None is left out.
 
     Raises:
         InputError: a value has no form on the wire.

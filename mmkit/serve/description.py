@@ -64,7 +64,7 @@ def _find_fixed_target(modality: BoundModality) -> list[int] | None:
 
 
 def _make_example(item_type: ItemType) -> Any:
-    """Return a small item in JSON; of one that comes as a file, how the JSON begins."""
+    """Return a small item in JSON; for an item that comes as a file, how the JSON begins."""
     if item_type.mime_type:
         return {f"{item_type.vllm_modality}_url": {"url": f"data:{item_type.mime_type};base64,..."}}
     items = item_type.small()

@@ -98,7 +98,7 @@ class Engine:
 
     Args:
         client: vLLM's.
-        processor: that of the model.
+        processor: the processor of the model.
         trust_kwargs: whether requests may bring `mm_processor_kwargs`.
         has_render_processes: whether other processes process the items of requests.
 

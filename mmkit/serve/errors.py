@@ -1,4 +1,4 @@
-"""Refusals as clients see them, and metrics beside those of vLLM at the server's ``/metrics``."""
+"""Refusals as clients see them, and metrics beside vLLM's at the server's ``/metrics``."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def is_end_of_server(error: BaseException) -> bool:
 def make_response(error: BaseException, plan: Plan | None, route: str, **headers: str) -> Response:
     """Return the answer of a refusal.
 
-    The arguments are those of `make_info`.
+    For the arguments, see `make_info`.
     """
     info = make_info(error, plan, route)
     body = msgspec.json.encode(ErrorBody(error=info))
@@ -256,7 +256,7 @@ def find_path(error: BaseException, plan: Plan | None) -> str | None:
 
 
 def _convert_path(where: str, plan: Plan) -> str:
-    """Return the path in a request for one that begins with the name of the spec."""
+    """Return the path in a request for a path that begins with the name of the spec."""
     prefix = f"{plan.spec.name}."
     if not where.startswith(prefix):
         return where
@@ -276,7 +276,7 @@ def _count(plan: Plan | None, route: str, where: str | None, reason: str) -> Non
         plan: the spec, whose modalities are counted by name.
         route: of the request.
         where: the path of the error.
-        reason: of the refusal; empty for the one that follows from the path.
+        reason: the reason of the refusal; empty if it follows from the path.
     """
     words = re.split(r"[.\[\]]+", where or "")
     modality = "" if plan is None else _find_modality(words, plan)
@@ -308,7 +308,7 @@ def count_foreign_refusal(scope: Any, plan: Plan, status: int, body: bytes) -> N
     """Count a refusal by vLLM itself, unless it is an answer of `make_response`.
 
     Args:
-        scope: that of the request.
+        scope: ASGI's scope of the request.
         plan: the spec.
         status: of HTTP; 200 for an error within a stream, whose `code` is the status.
         body: an error in OpenAI's form, or another one.

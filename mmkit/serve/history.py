@@ -44,7 +44,7 @@ class History(NamedTuple):
         """Return the history after which a message fits.
 
         That is this one; or, with a window, what remains of it behind the first item whose end
-        leaves at most `keep` items, those of the message among them.
+        leaves at most `keep` items, including the items of the message.
 
         Args:
             num_new_items: number of items of the message.

@@ -1,6 +1,6 @@
 """Items in the messages of vLLM's routes: moved out of a body, with references in their place.
 
-Three kinds of bodies have messages: those of OpenAI's chat, of its responses, and of Anthropic's
+Three kinds of bodies have messages: OpenAI's chat, its responses, and Anthropic's
 messages. Each has parts with an item, ``{"type": "cloud", "cloud": ...}``, in the forms of
 ``POST /v1/mm/generate``; or the same as a data URL where the body has the URL of a picture. vLLM
 accepts only parts of its own types, so it reads the part of a picture whose URL refers to the item.
@@ -116,7 +116,7 @@ class Messages:
 
     Args:
         state: the server's.
-        message_format: that of the body.
+        message_format: the format of the body.
 
     Attributes:
         moved_items: the items, in the order in which they stand.

@@ -22,7 +22,7 @@ from ..wire.decoding import parse_mistake, quote
 from ..wire.limits import Limits
 
 MAX_KEYS = 64
-"""Keys of an observation, those of the maps in it included."""
+"""Keys of an observation, including the keys of the maps in it."""
 
 MAX_DEPTH = 4
 """Maps within maps."""
@@ -89,7 +89,7 @@ def decode_observation(
 
     Args:
         message: MessagePack.
-        limits: those of the server.
+        limits: the server's limits.
         is_ignored: tells whether nobody reads what is under a key, which is then left out.
 
     Raises:
@@ -110,7 +110,7 @@ class _ObservationReader:
     """Reads one message.
 
     Args:
-        limits: those of the server.
+        limits: the server's limits.
         is_ignored: tells whether nobody reads what is under a key.
 
     Attributes:

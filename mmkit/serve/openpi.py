@@ -41,7 +41,7 @@ MAX_INLINE_BYTES = 2**20
 this is less work than the change to a thread and back."""
 
 VLLM_PROMPT_PARAMS = ("input_tokens", "input_text")
-"""What vLLM calls the prompt in its own refusals, for example of one that is too long."""
+"""What vLLM calls the prompt in its own refusals, for example of a prompt that is too long."""
 
 MAX_REASON_BYTES = 120
 """Bytes of the reason in a websocket's last frame."""
@@ -54,7 +54,7 @@ class OpenpiMiddleware:
     """Translates what openpi's clients ask for into what vLLM's server has.
 
     A websocket at ``/`` is one at `OPENPI_ROUTE`, since a client that is given a host and a port
-    knows no path. Its header ``Authorization: Api-Key ...`` becomes the one that vLLM checks.
+    knows no path. Its header ``Authorization: Api-Key ...`` becomes the header that vLLM checks.
     ``GET /healthz`` is ``GET /health``.
 
     It has to come before vLLM's check of keys, which lets every path pass that it does not know.
@@ -85,7 +85,7 @@ def _set_path(scope: dict[str, Any], path: str) -> None:
 
 
 def _translate_key(name: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """Return a header; of openpi's header with a key, the one that vLLM checks."""
+    """Return a header; in place of openpi's header with a key, the header that vLLM checks."""
     scheme, _, key = value.partition(b" ")
     if name == b"authorization" and scheme.lower() == b"api-key":
         return name, b"Bearer " + key
@@ -128,7 +128,7 @@ def make_sampling_params(
     vLLM writes into them, so that each observation has its own.
 
     Raises:
-        InputError: vLLM does not take those of the policy.
+        InputError: vLLM does not take the sampling parameters of the policy.
     """
     return state.engine.make_sampling_params(options, output=policy.output, stream=False)
 
@@ -141,7 +141,7 @@ class RobotConnection:
 
     Args:
         state: the server's.
-        policy: that of its model.
+        policy: the policy of its model.
         socket: not accepted yet.
     """
 
@@ -243,7 +243,7 @@ class RobotConnection:
         return self._receive_task.result()
 
     async def _receive(self) -> bytes | None:
-        """Return the next message; None for one that is a text.
+        """Return the next message; None for a text.
 
         Raises:
             SessionEnd: the client is gone.

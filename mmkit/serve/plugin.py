@@ -52,7 +52,7 @@ class MmkitEndpoints:
         """Register the routes, and the layers before them."""
         self._app = app
         app.add_middleware(BodyMiddleware)
-        app.add_middleware(AnswerMiddleware)  # the one that is added last comes first
+        app.add_middleware(AnswerMiddleware)  # the layer that is added last comes first
         app.add_exception_handler(InputError, handle_input_error)
         app.include_router(router)
         app.include_router(APIRouter(lifespan=configure_uvicorn))

@@ -76,7 +76,7 @@ class Window(Struct, forbid_unknown_fields=True):
     The oldest items are dropped, with the tokens up to their end.
 
     Attributes:
-        keep: the most items that remain, with those of the message.
+        keep: the most items that remain, including the items of the message.
     """
 
     keep: Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -124,7 +124,7 @@ class PromptTokensDetails(_ServerStruct, frozen=True, omit_defaults=False):
 
 
 class Usage(_ServerStruct, frozen=True):
-    """Token counts; in a session those of one chunk."""
+    """Token counts; in a session, of one chunk."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -148,9 +148,9 @@ class AnswerPart(_ServerStruct, frozen=True):
 
     Attributes:
         type: which of the two.
-        start: the position of its first id among those of the answer; negative for an output that
+        start: the position of its first id in the answer; negative for an output that
             began in the prompt.
-        length: the number of its ids; those of an output with its marks.
+        length: the number of its ids; an output's marks count.
         text: a text, if the server has a tokenizer.
         produced: a whole output on the wire, where its name is ``output``. None for an output that
             has begun only: a stream sends it again, and an answer was cut off.
@@ -189,7 +189,7 @@ class Choice(_ServerStruct, frozen=True):
 
     @cached_property
     def output(self) -> np.ndarray[Any, Any] | None:
-        """The output as an array, if the request asks for one that is the whole answer."""
+        """The output as an array, if the request asks for an output that is the whole answer."""
         return _decode_output(self.produced)
 
 
@@ -249,7 +249,7 @@ class ErrorBody(_ServerStruct, frozen=True):
 
 
 Sizes = list[int | str | list[int | str]] | None
-"""Sizes, [least, most] where one varies; an expression for one that follows from other parts."""
+"""Sizes, [least, most] for a size that varies, an expression if it follows from other parts."""
 
 
 class PartInfo(_ServerStruct, frozen=True):
@@ -304,7 +304,7 @@ class OutputInfo(_ServerStruct, frozen=True):
 
     Attributes:
         tokens: number of ids, marks included; the most of an output of several units.
-        shape: shape of the array; that of one unit.
+        shape: shape of the array of one unit.
         dtype: dtype of the array.
         after: the id behind which it stands in a text; None where it is the whole answer.
         until: the id that ends an output of several units.

@@ -181,7 +181,7 @@ async def generate(
     output = state.find_output(request)
     options = state.engine.parse_sampling_params(request.sampling_params, state.limits)
     sampling = state.engine.make_sampling_params(options, output=output, stream=request.stream)
-    # in a session, the settings are those of its first message
+    # in a session, the settings come from its first message
     prompt = await state.make_prompt(request, settings=request)
     outputs = state.engine.generate(
         prompt,
@@ -202,7 +202,7 @@ async def generate(
 
 
 def _make_answer_id(raw_request: Request) -> str:
-    """Return the id of an answer: that of the request's header, or a random one.
+    """Return the id of an answer: from the request's header, or a random id.
 
     Raises:
         InputError: the header is too long.

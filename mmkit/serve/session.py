@@ -57,7 +57,7 @@ class Turn(NamedTuple):
     """What an accepted message led to.
 
     Attributes:
-        conversation: the new one after a start, or that of the session.
+        conversation: the new conversation after a start, or the session's.
         chunk: the answer.
     """
 
@@ -195,7 +195,7 @@ class Session:
         """Send the chunk of a turn that is done.
 
         Raises:
-            Exception: that of the turn, which has changed nothing then.
+            Exception: any exception of the turn, which has changed nothing then.
         """
         self._turn_task = None
         self._conversation, chunk = turn.result()
@@ -294,7 +294,7 @@ class ChunkPrompt(NamedTuple):
     Attributes:
         prompt: vLLM's prompt: the history and the message.
         history: the part of the history in it.
-        items: those of the message.
+        items: the items of the message.
     """
 
     prompt: dict[str, Any]

@@ -25,7 +25,7 @@ from .limits import ServerLimits
 from .protocol import AnswerPart, Choice, OutputInfo, PromptTokensDetails, Usage
 
 NUM_CONTEXT_IDS = 6
-"""Ids of a prompt beside which those of an answer become text.
+"""Ids of a prompt beside which the ids of an answer become text.
 
 A tokenizer may drop the space before the first word of a text.
 """
@@ -372,9 +372,9 @@ class Answer:
         """Return a part of an answer on the wire.
 
         Args:
-            output: that of the request.
+            output: the output that the request asks for.
             part: of an `AnswerReader`.
-            ids: those of the answer.
+            ids: the ids of the answer.
             prompt: the ids before them.
         """
         if part.is_output:
@@ -411,7 +411,7 @@ class Answer:
 
 
 def _convert_logprobs(logprobs: Any) -> list[dict[int, float]] | None:
-    """Return vLLM's logprobs as numbers: of each new token, those of the likeliest ids."""
+    """Return vLLM's logprobs as numbers: for each new token, the likeliest ids."""
     if not logprobs:
         return None
     converted = []

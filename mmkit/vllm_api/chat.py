@@ -93,7 +93,7 @@ def _add_item(
         part: the part of the message.
         parser: vLLM's.
         marks: vLLM's marks of items in the text of a message, by modality.
-        options: those of vLLM's function that reads a part.
+        options: the options of vLLM's function that reads a part.
     """
     uuid = part.get("uuid")
     if uuid is not None:

@@ -154,7 +154,7 @@ def _has_tokenizer(folder: Path) -> bool:
 
 
 def _import_models(architectures: Sequence[str]) -> None:
-    """Import the registered model classes, and raise the exception of one that fails.
+    """Import the registered model classes, and raise the exception of a class that fails.
 
     vLLM imports a model class in another process to inspect it. Where that fails, vLLM says only
     that the exception is in the logs.

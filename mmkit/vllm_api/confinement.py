@@ -35,8 +35,8 @@ _OPTIONS_BESIDE_WHOLE_ANSWER = (
 """The options of `SamplingParams` that contradict an output which is the whole answer."""
 
 _OPTIONS_THAT_LEAVE_NO_ID = ("structured_outputs", "bad_words")
-"""Those of them that are refused on vLLM's own routes, too: they may take away all ids that the
-output allows."""
+"""The options among these that are refused on vLLM's own routes, too: they may take away all ids
+that the output allows."""
 
 _OPTIONS_BESIDE_TEXT = (
     "min_tokens",

@@ -13,7 +13,7 @@ class ServerError(InputError):
     """An InputError with the attributes that vLLM's server reads of its own errors."""
 
     def __init__(self, error: InputError) -> None:
-        # not that of vLLM's class, which takes other arguments in each release
+        # not `__init__` of vLLM's class, which takes other arguments in each release
         Exception.__init__(self, str(error))
         self.where = error.where
         self.parameter = error.where or None

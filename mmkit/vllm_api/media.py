@@ -73,7 +73,7 @@ def wrap_load(load_from_url: Any) -> Any:
 
 
 def _loads_audio(loader: Any) -> bool:
-    """Return whether a loader of vLLM is that of audio."""
+    """Return whether a loader of vLLM loads audio."""
     return isinstance(loader, AudioMediaIO)
 
 
@@ -371,7 +371,7 @@ def _count_pixels_of_video(data: bytes, loader: Any) -> int:
         height = int(video.get(cv2.CAP_PROP_FRAME_HEIGHT))
         frames = max(1, int(video.get(cv2.CAP_PROP_FRAME_COUNT)))
         rate = float(video.get(cv2.CAP_PROP_FPS))
-    except Exception:  # there is no cv2, or one that reads no streams, or this is no video
+    except Exception:  # there is no cv2, or a cv2 that reads no streams, or this is no video
         return 0
     return width * height * _count_sampled_frames(loader, frames, rate)
 

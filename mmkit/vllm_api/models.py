@@ -32,7 +32,7 @@ class UnmarkedModel(SupportsMultiModal):
     """Methods of the interface that it lacks before vLLM 0.15."""
 
     def get_language_model(self) -> Any:
-        """Return the part that reads the rows: the first one that embeds ids."""
+        """Return the part that reads the rows: the first part that embeds ids."""
         for child in self.children():
             if hasattr(child, "embed_input_ids"):
                 return child

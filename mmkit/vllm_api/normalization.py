@@ -89,7 +89,7 @@ def read_normalization(info: Any, part: str = "image_processor") -> Normalizatio
         part: of the Hugging Face processor: ``image_processor`` or ``video_processor``.
 
     Raises:
-        SpecError: the processor has no such part, or one that normalises by no values.
+        SpecError: the processor has no such part, or a part that normalises by no values.
     """
     processor = _load_plain_processor(info)
     where = f"proc.{part}"

@@ -91,7 +91,7 @@ def wrap_process_tokens_async(
         if not data:
             return await process_tokens(prompt, **options)
         if prompt.get("mm_processor_kwargs"):
-            # in another thread than that in which vLLM processes the items of all requests
+            # not in the thread in which vLLM processes the items of all requests
             await asyncio.to_thread(decode_pictures, dict(data), "multi_modal_data")
             return await process_tokens(prompt, **options)
         offloaded = Offloaded(data)

@@ -73,7 +73,7 @@ def _rewrite_prompt_without_items(plan: Plan, prompt: Mapping[str, Any]) -> list
     ids: list[int] = prompt["prompt_token_ids"]
     admit(plan, {"prompt_token_ids": ids}, trusts=False)
     if plan.spec.decoder_prompt is not None:
-        return ids  # those of an encoder-decoder model may be the decoder's
+        return ids  # an encoder-decoder model's ids may be the decoder's
     return plan.rewrite("prompt", ids)
 
 

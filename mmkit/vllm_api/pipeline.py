@@ -57,7 +57,7 @@ class ProcessorRequest:
 
     Attributes:
         prompt: token ids; a text as well up to vLLM 0.28.
-        items: all items, modality by modality, those of one modality in the caller's order.
+        items: all items, modality by modality, within a modality in the caller's order.
         options: its `mm_processor_kwargs`.
         cache: vLLM's processor cache, or None.
         factors: other options on which the hashes of its items depend.
@@ -160,7 +160,7 @@ class RequestPipeline:
         except InputError:
             self._raise_if_spec_is_broken(items)
             raise
-        # options of the request may make more rows of an item than those of the server do
+        # options of the request may make more rows of an item than the server's options do
         lay_out_items(plan, items, may_be_larger=bool(request.options))
         engine_items = select_engine_items(plan, items)
         convert_fields(plan, engine_items, sends_row_counts=self._send_row_counts)
@@ -452,7 +452,7 @@ def prepare_exchange(
 
     Args:
         reader: finds the items for other requests from now on.
-        request: one that is complete, and that no later step refuses.
+        request: a complete request, which no later step refuses.
         engine_items: its items whose fields go to the engine.
         make_reprocessors: returns, for each item that only the cache has, a function that processes
             it again, since the cache may drop it until then.

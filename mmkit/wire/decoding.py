@@ -62,8 +62,8 @@ def decode_json(kind: Any, raw: Any, where: str = "", field_names: FieldNames | 
         kind: the type.
         raw: bytes, a text or `Raw`.
         where: the path of the value in errors; empty for the body.
-        field_names: the fields that the value may have; None for those of the type, or of the
-            kind of message.
+        field_names: the fields that the value may have; None for the fields of the type, or of
+            the kind of message.
 
     Raises:
         InputError: names the path of the first thing that is wrong.
@@ -123,7 +123,7 @@ def _make_struct(types: tuple[tuple[str, Any], ...]) -> Any:
 
 
 def starts_with(raw: Raw, sign: bytes) -> bool:
-    """Tell whether JSON starts with a sign, as that of an object, a list or a text does."""
+    """Tell whether JSON starts with a sign: ``{`` of an object, ``[`` of a list, a quote."""
     return bytes(memoryview(raw)[:1]) == sign
 
 
@@ -190,7 +190,7 @@ def _make_type_error(
 ) -> InputError:
     """Return the refusal of a value of another type.
 
-    The arguments are those of `decode_json`.
+    For the arguments, see `decode_json`.
     """
     path, expected, got = parse_mistake(error)
     path = path.removeprefix("[...]")  # a value of a mapping, of which msgspec omits the key
@@ -215,7 +215,7 @@ def _join_path(where: str, path: str) -> str:
 
     Args:
         where: the path of an object or a list; empty for the body.
-        path: that of a value below it; empty for itself.
+        path: the path of a value below it; empty for itself.
     """
     if path and not path.startswith("["):
         where = f"{where}."

@@ -438,5 +438,5 @@ class Decoder:
 
 
 def list_embeds_fields(modality: BoundModality) -> list[str]:
-    """Return the fields of precomputed embeddings, that of the rows first."""
+    """Return the fields of precomputed embeddings, the field of the rows first."""
     return [modality.parser.embeds_field, *modality.parser.companions]
