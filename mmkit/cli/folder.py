@@ -176,7 +176,7 @@ def _examine_forward(hf_class: Any) -> Iterator[Finding]:
 
 
 def _find_spec(path: Path, model_class: Any, trusts: bool, findings: list[Finding]) -> Any:
-    """Return the spec of the class, or that of the folder's document; None for none."""
+    """Return the spec of the class, or of the folder's document; None without either."""
     document = path / DOCUMENT_FILE
     spec = getattr(model_class, "mm_spec", None)
     source = "the class"
@@ -216,7 +216,7 @@ def _bind(spec: Any, path: Path, trusts: bool) -> Iterator[Finding]:
 
 
 def examine_weights(path: Path, hf_class: Any) -> Iterator[Finding]:
-    """Look for weights, and compare their names and shapes with those of the class.
+    """Look for weights, and compare their names and shapes with the class's.
 
     Args:
         path: the folder.

@@ -146,7 +146,7 @@ def new(
 
 
 def _write_version_bounds(version: str) -> str:
-    """Return the versions of mmkit with which a package works: those of one minor release.
+    """Return the versions of mmkit with which a package works: one minor release.
 
     The next minor release may rename what the package imports.
     """

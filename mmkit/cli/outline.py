@@ -61,7 +61,7 @@ def outline(
 ) -> None:
     """Show what follows of a request from the sizes of its items: ids, ranges, rows and hashes.
 
-    An item is sizes, JSON or a file. A hash is that of a server whose --model is the text of
+    An item is sizes, JSON or a file. A hash is the hash in a server whose --model is the text of
     --config; of sizes alone there is none.
     """
     from ..vllm_api.hashes import make_hasher

@@ -205,7 +205,7 @@ def _write(value: Any, functions: FunctionWriter, where: str) -> Any:
 
 
 def _join(path: str, name: str) -> str:
-    """Return the path of an entry; that of the spec ends in a comma, and its entries follow it."""
+    """Return the path of an entry; the spec's path ends in a comma, and its entries follow it."""
     return path + name if path.endswith(" ") else f"{path}.{name}"
 
 

@@ -423,7 +423,7 @@ PARTS: Mapping[type[Node], type[PartModel]] = {model.part: model for model in MO
 
 
 def find_model(part: Node) -> type[PartModel] | None:
-    """Return the model of a part; None for one that is written as text, or not at all."""
+    """Return the model of a part; None for a part that is written as text, or not at all."""
     if isinstance(part, Declaration):  # a `ModelSpec` is declared above this room
         return SpecModel
     if isinstance(part, media.Image):  # a bound one may be of a subclass

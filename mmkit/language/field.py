@@ -447,7 +447,7 @@ def compact(data: Any) -> Any:
 def remove_padding(part: Any, sizes: Sequence[Value], scope: Scope) -> Any:
     """Return the leading corner of one item's part, without the padding.
 
-    The part is as its field has split it: the sizes are those of its own leading dimensions.
+    The part is as its field has split it: the sizes are its own leading dimensions.
     """
     corner: list[slice] = []
     for size in sizes:

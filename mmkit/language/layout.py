@@ -325,7 +325,7 @@ class AnyId(Layout):
 
 
 class Select(Layout):
-    """Ids that are known as a whole, for example those of a text that a processor writes.
+    """Ids that are known as a whole, for example the ids of a text that a processor writes.
 
     Some of them receive encoder rows: ``select(tok.text("<img><pad><pad></img>"),
     embed=tok["<pad>"])``.

@@ -40,7 +40,7 @@ def parameter(converter: Callable[[Any], Any], **options: Any) -> Any:
     Args:
         converter: an idempotent function of what an author wrote, or of the default; not called for
             None.
-        options: those of `dataclasses.field`.
+        options: the options of `dataclasses.field`.
     """
     return field(metadata={"converter": converter}, **options)
 
@@ -222,7 +222,7 @@ def list_parts(value: Any) -> Iterable[Any]:
 def build_structure(part: Any) -> Any:
     """Build plain tuples from a part of a spec.
 
-    Those of equal declarations are equal, and have equal hashes.
+    Tuples of equal declarations are equal, and have equal hashes.
     """
     if isinstance(part, Mapping):
         return frozenset((name, build_structure(value)) for name, value in part.items())

@@ -192,7 +192,7 @@ class Policy(Part):
         self._check_ignored(used_keys, where)
 
     def _check_ignored(self, used_keys: set[str], where: str) -> None:
-        """Refuse an ignored key under which there is one that is read."""
+        """Refuse an ignored key under which another key is read."""
         if isinstance(self.ignored, Expr):
             return
         for ignored in self.ignored:

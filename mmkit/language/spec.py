@@ -207,7 +207,7 @@ class Declaration(NamedPart, init=False):
 
         Args:
             modality: name of the modality.
-            index: the item's position among those of its modality.
+            index: the item's position among the items of its modality.
 
         Returns:
             The text; None for another update, and for a target that is no text, or depends on more
@@ -305,7 +305,7 @@ class Declaration(NamedPart, init=False):
         if self.policy is None:
             return
         require(isinstance(self.policy, Policy), where, "a Policy", repr(self.policy))
-        if not callable(self.outputs):  # those of a function are known when the spec is bound
+        if not callable(self.outputs):  # a function's outputs are known when the spec is bound
             check_output_of_policy(self.policy, [output.name for output in self.outputs], where)
         names = [modality.name for modality in self.modalities]
         for name, items in self.policy.items.items():

@@ -353,7 +353,7 @@ class Vocabulary:
 
     @cached_property
     def _begins_with_space(self) -> bool:
-        """Whether the tokenizer writes a space before every text, as that of Llama 2 does."""
+        """Whether the tokenizer writes a space before every text, as Llama 2's does."""
         return self.text("a") != self.encode_inside("a")
 
     def _decode_id(self, token: int) -> str:

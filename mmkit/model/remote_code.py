@@ -39,7 +39,7 @@ def serve_remote_code() -> None:
 
 
 def wrap_search(search: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method that looks for the class of a model, so that it finds those of folders."""
+    """Wrap a method that looks for the class of a model, so that it finds classes of folders."""
 
     @wraps(search)
     def search_with_folder(self: Any, architectures: Any, model_config: Any) -> Any:
@@ -97,7 +97,7 @@ _documents: dict[Any, bytes] = {}
 
 
 def take_spec_of_document(model: Any, folder: str) -> None:
-    """Give a class without a spec that of the document in its folder, if there is one.
+    """Give a class without a spec the spec of the document in its folder, if there is one.
 
     A class that lacks an ``embed_<modality>`` stays as it is: the document is for vLLM's class.
 

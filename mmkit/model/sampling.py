@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 def sampling_params(output: BoundOutput, engine: Any, **options: Any) -> Any:
     """Return vLLM's `SamplingParams` for one output of the spec.
 
-    They ask for as many ids as the output has, each one that may stand at its position. For an
+    They ask for as many ids as the output has, each an id that may stand at its position. For an
     output in a text, an output with `after`, they ask for a text in which each id of an output may
     stand at its position.
 

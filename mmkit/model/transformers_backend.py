@@ -255,7 +255,7 @@ class TransformersModel(MultiModalModel, TransformersForCausalLM):
     # -- weights -----------------------------------------------------------------------------------
 
     def _create_hf_to_vllm_mapper(self) -> None:
-        """Map the weight names of the author's class to those of this model.
+        """Map the weight names of the author's class to this model's names.
 
         Those below `model` are the class's; the head is vLLM's `lm_head`. vLLM's own mapping takes
         `model` for a decoder.
@@ -432,7 +432,7 @@ class _HeadInput(nn.Module):
 class _DecoderStandIn(nn.Module):
     """What a model has in place of its decoder while its logits are found out.
 
-    Its states are its embeddings. Attributes are those of the decoder.
+    Its states are its embeddings. Other attributes are the decoder's.
 
     Attributes:
         got_positions: whether it was called with `position_ids`.
@@ -460,7 +460,7 @@ class _DecoderStandIn(nn.Module):
 def _find_decoder(model: Any) -> Any:
     """Return the module with the layers of the language model.
 
-    That of a model may be a causal language model, which has a decoder itself. Transformers knows
+    A model's decoder may be a causal language model, which has a decoder itself. Transformers knows
     the language model of a model by few names; under another name, it is the causal language model
     among the children. Under one of those names there may be something else, as an output layer
     called ``decoder``.

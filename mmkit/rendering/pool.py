@@ -52,7 +52,7 @@ NICENESS = 10
 """By how much render processes give way to others, such as the engine and the server."""
 
 PATIENCE = 120.0
-"""Seconds without an answer after which a process counts as one that hangs, and is ended."""
+"""Seconds without an answer after which a process counts as hanging, and is ended."""
 
 START_TIMEOUT = 300.0
 """Seconds in which a process has to be ready: it imports torch, and the module of the spec."""
@@ -101,7 +101,7 @@ def _pickle_recipe(recipe: Recipe, where: str) -> bytes:
 class _RecipePickler(cloudpickle.Pickler):
     """Pickles a spec as the variable that holds it, and tokenizers without vLLM's derived classes.
 
-    vLLM derives a thread-safe class from that of a tokenizer, in a function; no other process can
+    vLLM derives a thread-safe class from a tokenizer's class, in a function; no other process can
     import it.
     """
 
@@ -175,7 +175,7 @@ class RenderProcesses:
     def process(self, items: Mapping[str, ItemBatch]) -> Future[dict[str, ProcessedFields]]:
         """Return the processed fields of the items of a request, as `Plan.process` returns them.
 
-        Its errors are those of `Plan.process`, and MmkitError where the process ended.
+        It raises the errors of `Plan.process`, and MmkitError where the process ended.
         """
         return self._threads.submit(self._run, items)
 
@@ -227,7 +227,7 @@ class RenderProcesses:
 
 
 class _Process:
-    """One process, seen from the one that started it.
+    """One process, seen from the process that started it.
 
     Attributes:
         pid: its id.

@@ -52,7 +52,7 @@ def check(
         model: check the laws about the model class too. It is loaded with dummy weights, without an
             engine. For a class that `mmkit.serve_transformers` registers, an engine in this process
             runs the checkpoint's weights, if it has any.
-        examples: Hypothesis examples per law; None for those of the current profile.
+        examples: Hypothesis examples per law; None for the current profile's number.
         options: for `of_spec`: `kwargs` and `samples` to draw from, `classes` to check in place of
             the generated ones, options of vLLM's ModelConfig; `trust_remote_code=True` runs code
             that the folder brings.
@@ -165,7 +165,7 @@ def check_law(law: str | Law, subject: Subject, *, examples: int | None = None) 
     Args:
         law: a law, or its name, for example ``"cache"``.
         subject: see `of_spec` and `of_registered`.
-        examples: Hypothesis examples; None for those of the current profile.
+        examples: Hypothesis examples; None for the current profile's number.
 
     Raises:
         Violation: the law does not hold. The message has the smallest failing request that

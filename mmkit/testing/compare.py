@@ -90,7 +90,7 @@ def compare(
     known: Sequence[str] = (),
     **options: Any,
 ) -> Comparison:
-    """Compare the generated processor with that of a model class that vLLM, or a plugin, has.
+    """Compare the generated processor with the processor of a model class of vLLM or of a plugin.
 
     Args:
         spec: the declaration.

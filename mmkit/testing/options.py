@@ -88,7 +88,7 @@ _PART_NAMES = ("image_processor", "video_processor", "feature_extractor")
 
 
 def _find_parts(hf_processor: Any) -> list[Any]:
-    """Return a Hugging Face processor and those of its parts that process items."""
+    """Return a Hugging Face processor and its parts that process items."""
     parts = [hf_processor]
     for name in _PART_NAMES:
         part = getattr(hf_processor, name, None)

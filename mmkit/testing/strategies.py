@@ -73,12 +73,12 @@ class Request:
 def for_each(values: SearchStrategy[Any], check: Callable[[Any], Any], **options: Any) -> None:
     """Call a check with drawn values, for example the requests of a subject.
 
-    The settings are those of the current profile, but a check may be slow, and only one error is
+    The settings come from the current profile, but a check may be slow, and only one error is
     raised.
 
     Args:
         values: a strategy, for example `Subject.requests()`.
-        check: a function that raises where a value fails; the final error is that of the smallest
+        check: a function that raises where a value fails; the final error is for the smallest
             failing value.
         options: Hypothesis settings, for example `max_examples`.
     """
@@ -104,7 +104,7 @@ def for_each(values: SearchStrategy[Any], check: Callable[[Any], Any], **options
 
 @dataclass(frozen=True)
 class Sample:
-    """One item, as the arguments that make it: a seed, and those of its class."""
+    """One item, as the arguments that make it: a seed, and the arguments of its class."""
 
     seed: int
 
@@ -366,7 +366,7 @@ class ImageSample(Sample):
 
 @dataclass(frozen=True)
 class VideoSample(Sample):
-    """A video of RGB noise; with `metadata`, that of one frame per second."""
+    """A video of RGB noise; with `metadata` if wanted, which says one frame per second."""
 
     frames: int
     width: int
@@ -527,7 +527,7 @@ def _draw_media(
 
 
 def sides(largest: Sequence[int], bound: Between, most: int) -> SearchStrategy[int]:
-    """Return a strategy for sizes from the least to that of the largest item.
+    """Return a strategy for sizes from the least to the size of the largest item.
 
     Boundary sizes come often. Shrinks towards the least.
 

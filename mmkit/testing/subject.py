@@ -349,7 +349,7 @@ def _find_updates_or_reject(
     """Return the updates for drawn items, or reject the draw where the processor refuses an item.
 
     Items that are accepted one by one and refused together are a mistake of the processor, which a
-    law must find: their updates are those of the single items.
+    law must find: their updates are the updates of the single items.
     """
     try:
         return subject.find_updates(name, samples, kwargs)
@@ -411,7 +411,7 @@ def of_spec(
             ``spec.classes._replace(processor=...)`` with a subclass of the generated one.
         kwargs: a strategy for `mm_processor_kwargs`; None for the options that the Hugging Face
             processor names (`st.just({})` for no options).
-        samples: strategies for the items of some modalities, in place of those of their item types.
+        samples: strategies for the items of some modalities, in place of their item types'.
         options: options of vLLM's ModelConfig.
 
     Raises:

@@ -234,7 +234,7 @@ class MostRows(NamedTuple):
 
     Attributes:
         scheduled: as the processing info states it.
-        dummy: those of the dummy item.
+        dummy: the updates of the dummy item.
     """
 
     scheduled: int

@@ -119,7 +119,7 @@ class Conversation:
         return parts
 
     def _parse_part(self, part: Any, where: str) -> dict[str, Any] | str | TargetText | None:
-        """Return a part as the template gets it; None for one that it does not get."""
+        """Return a part as the template gets it; None if it does not get the part."""
         if isinstance(part, str):
             part = {"type": "text", "text": part}
         kind = part.get("type") if isinstance(part, Mapping) else None

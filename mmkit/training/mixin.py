@@ -68,9 +68,9 @@ class MultiModalMixin:
         """Load a checkpoint, as transformers does.
 
         A warning names weights of the language model that the checkpoint lacks: they stay random.
-        Those of a new encoder are not among them.
+        The weights of a new encoder are not among them.
 
-        A model of a class without `mm_spec` gets that of the checkpoint's ``mmkit.json``.
+        A model of a class without `mm_spec` gets the spec of the checkpoint's ``mmkit.json``.
 
         Args:
             names: of the checkpoint, and further arguments of transformers.

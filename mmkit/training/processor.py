@@ -44,7 +44,7 @@ class Processor(SavedProcessor):
     Generated classes set `spec`. Make a processor with `ModelSpec.hf_processor`, or load one from a
     checkpoint with `from_pretrained` or transformers' `AutoProcessor`.
 
-    Ids and fields equal those of vLLM, value for value, because the same code makes them, if the
+    Ids and fields equal vLLM's, value for value, because the same code makes them, if the
     processor has the dtype and the `mm_processor_kwargs` of the server. vLLM is not needed.
 
     Attributes:
@@ -124,8 +124,8 @@ class Processor(SavedProcessor):
 
         The result has:
 
-        - `input_ids`: int64 (prompts, length), expanded; for an encoder-decoder model those of the
-          encoder, with `decoder_input_ids` and `decoder_attention_mask` beside them;
+        - `input_ids`: int64 (prompts, length), expanded; for an encoder-decoder model the
+          encoder's, with `decoder_input_ids` and `decoder_attention_mask` beside them;
         - `attention_mask`: int64 (prompts, length), 0 for padding;
         - `mm_token_type_ids`: int64 (prompts, length), at positions that receive encoder rows 1 for
           images, 2 for videos, 3 for audio, and from 4 on for other modalities, in the order of the

@@ -113,7 +113,7 @@ class SavedProcessor(ProcessorMixin):
         return super().save_pretrained(save_directory, *options, **more)
 
     def _save_document(self, folder: Path) -> None:
-        """Write the document of the spec; without one, remove that of an earlier spec."""
+        """Write the document of the spec; without one, remove an earlier spec's document."""
         file = folder / DOCUMENT_FILE
         if self._document is None:
             file.unlink(missing_ok=True)  # it would be served
@@ -303,7 +303,7 @@ def _name_config_code(folder: Path, name: str) -> None:
 
 
 def _find_spec_code(spec: Declaration) -> list[Path]:
-    """Return the files of a spec, as for `_find_code`; none for one that cannot be imported."""
+    """Return the files of a spec, as for `_find_code`; none if it cannot be imported."""
     if find_variable(spec) is None:
         return []
     return _find_code(spec.declaring_module)
@@ -312,8 +312,8 @@ def _find_spec_code(spec: Declaration) -> list[Path]:
 def _find_code(module: str) -> list[Path]:
     """Return the file of a module, and the files of its folder that it imports.
 
-    The list is empty for a module of transformers, for one that no other process can import, and
-    for one with imports from folders above.
+    The list is empty for a module of transformers, for a module that no other process can import,
+    and for a module with imports from folders above.
     """
     file = getattr(sys.modules[module], "__file__", None)
     if file is None or module.startswith(("transformers.", "__main__")):

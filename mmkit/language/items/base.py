@@ -53,7 +53,7 @@ class ItemType(Part):
         vllm_modality: vLLM's name for such an item: image, video or audio. Empty for none of them,
             None for any of them.
         accepted_types: what a caller may send for one item or several.
-        mime_type: that of a file that holds one item; empty where JSON can hold an item.
+        mime_type: the type of a file that holds one item; empty where JSON can hold an item.
         kwargs_scope: the key of `MEDIA_SCOPES` that concerns these items alone; empty for none.
         size_hint: what ``mmkit show --item`` takes for an item of some sizes.
         dummy_sizes: the sizes of `largest`, as vLLM's `limit_mm_per_prompt` names them.
@@ -289,7 +289,7 @@ class ItemType(Part):
 
         Args:
             fraction: makes the items smaller by this factor, as far as the type allows.
-            most: the most of each size, as far as the type allows; empty for those of the spec.
+            most: the most of each size, as far as the type allows; empty for the sizes of the spec.
         """
         items: list[Any] = []
         for sizes in self.largest:

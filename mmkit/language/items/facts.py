@@ -89,7 +89,7 @@ class AudioFacts(Facts):
 
     Attributes:
         length: in samples.
-        rate: the sampling rate in Hz; None for that of the spec.
+        rate: the sampling rate in Hz; None for the spec's rate.
     """
 
     length: int

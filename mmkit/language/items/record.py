@@ -24,7 +24,7 @@ _ROOTS_OF_PARTS = ("item", "function")
 """The roots of what a part may depend on that only the parts before it tell."""
 
 _MAX_COMBINATIONS = 1024
-"""The most largest items of a record: that of each combination of its parts is tried."""
+"""The most largest items of a record: each combination of its parts has one, which is tried."""
 
 _RESERVED_NAMES = ("index", "count", "rows")
 """Facts of a whole item, whose names no part can have."""
@@ -53,7 +53,7 @@ class Record(ItemType):
     Attributes:
         parts: any item type each, by name; given as keyword arguments.
 
-    Facts: those of each part under its name (``item.gene_ids.length``), and `index`.
+    Facts: the facts of each part under its name (``item.gene_ids.length``), and `index`.
     """
 
     parts: Mapping[str, ItemType] = field()  # type: ignore[misc]
@@ -162,7 +162,7 @@ class Record(ItemType):
         return record
 
     def _has_names(self, names: Iterable[Any]) -> bool:
-        """Return whether names are those of the parts; optional ones may be missing."""
+        """Return whether names name all parts; optional parts may be missing."""
         missing_names = set(self.parts).difference(names)
         is_known = self.parts.keys() >= set(names)
         return is_known and all(self.parts[name].is_optional for name in missing_names)

@@ -81,7 +81,7 @@ def convert_shapes(value: Any, width: int, where: str) -> tuple[tuple[int, ...],
         where: names the argument in errors.
 
     Raises:
-        SpecError: another number of sizes, or one that is no whole number >= 1.
+        SpecError: another number of sizes, or a size that is no whole number >= 1.
     """
     rows = value
     is_sequence = isinstance(value, (list, tuple))

@@ -15,7 +15,7 @@ from ..vllm_path import LEAST_CACHE_GIB, CacheMiss, Caches, Outcome
 from .items import is_never_cached
 
 STEPS = ("new", "seen before", "refused before")
-"""What a request of the sequence is. One that is refused before lacks its placeholders."""
+"""What a request of the sequence is. A request that is refused before lacks its placeholders."""
 
 _LARGE_CACHE_GIB = 1.0
 _MAX_REQUESTS = 6  # of a sequence

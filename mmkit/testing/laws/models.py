@@ -177,7 +177,7 @@ def _check_batch(case: Case, name: str, items: list[Any], alone: Sequence[torch.
 def _takes_embeddings(subject: Subject, name: str) -> bool:
     """Return whether a modality of a spec takes embeddings.
 
-    Those of hand-written processors are not tried.
+    Models with hand-written processors are not tried.
     """
     return subject.plan is not None and subject.plan.modalities[name].parser.takes_embeds
 

@@ -57,7 +57,7 @@ class _PlacedItem:
 
     @property
     def sort_key(self) -> tuple[int, int]:
-        """The position in the prompt; an empty range stands before the one that begins there."""
+        """The position in the prompt; an empty range stands before the range that begins there."""
         return self.range.offset, self.range.length
 
 
@@ -140,7 +140,7 @@ def _get_sort_key(item: _PlacedItem) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Surplus:
-    """The characters of merged tokens that a range has beyond those of its layout.
+    """The characters of merged tokens that a range has beyond its layout.
 
     Attributes:
         before: their number at its beginning.
@@ -199,7 +199,7 @@ def _check_place(case: Case, ids: list[int], item: _PlacedItem, end_of_item: int
 
 
 def _find_surplus(runs: MergedRuns, ids: list[int], layout: list[int]) -> _Surplus | None:
-    """Return the merged characters that a range has beyond those of its layout.
+    """Return the merged characters that a range has beyond its layout.
 
     Returns:
         None where the range differs from the layout in other tokens, too.
@@ -283,7 +283,7 @@ def _check_numbers(case: Case, request: Request) -> None:
 def text(case: Case) -> None:
     """A text prompt and its token ids give the same result.
 
-    The tokens outside its items are those of the text.
+    The tokens outside its items are the tokens of the text.
     """
     processor = case.subject.processor
     tokenizer = processor.info.ctx.tokenizer
