@@ -129,7 +129,10 @@ class Field(Part):
     """The expression that computes the field, for the kinds of fields that have one."""
 
     dim: ClassVar[int] = 0
-    """The dimension along which the parts of items are joined."""
+    """The dimension along which the parts of items are joined for the model, for JOINED fields.
+
+    `flat` also splits along it.
+    """
 
     keeps_shape: ClassVar[bool] = False
     """Whether the parts that `take_parts` returns have the shapes of the values that it gets.

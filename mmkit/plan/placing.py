@@ -128,7 +128,8 @@ def _choose_forms(
         return _FormChoice(forms, {})
     forms_of_ids = _find_forms_of_ids(prompt_string, layouts)
     if len(forms_of_ids) == len(layouts):
-        # no modality is searched in these forms, so that a second search would find the same
+        # each modality is searched in its form of `forms_of_ids`, so that it does not matter which
+        # of these forms is tried; a second search would find the same
         return _FormChoice(forms[:1], forms_of_ids)
     if forms[0] is PromptForm.EXPANDED and not _has_first_layouts(
         prompt_string, layouts, forms_of_ids

@@ -82,13 +82,14 @@ class Plan:
 
     vLLM's and SGLang's processors call three methods with the `Item`s of a request:
 
-    - `process_items` puts into each item what `process` returns, which checks the forms of the
-      fields. `_call_processors` makes them, by `FieldProcessor.run` for each modality, or by one
-      call of a Hugging Face processor for several.
-    - `lay_out_items` evaluates the layout of each item (`BoundModality.lay_out`).
-    - `place_items` rewrites the prompt (`rewrite`) and calls `place`, which refuses placeholders
-      without an item and writes targets anew that lie across tokens. `_split_runs_and_place` splits
-      tokens that merge, and calls `mmkit.plan.placing.place`, which searches and writes.
+    - `fill_in_fields` puts into each item what `compute_fields` returns, which checks the forms of
+      the fields. `_call_processors` makes them, by `FieldProcessor.run` for each modality, or by
+      one call of a Hugging Face processor for several.
+    - `fill_in_layouts` evaluates the layout of each item (`BoundModality.lay_out`).
+    - `rewrite_and_place` rewrites the prompt (`rewrite`) and calls `place_layouts`, which refuses
+      placeholders without an item and writes targets anew that lie across tokens.
+      `_split_runs_and_place` splits tokens that merge, and calls `mmkit.plan.placing.place`, which
+      searches and writes.
 
     Attributes:
         spec: the declaration.
@@ -162,9 +163,9 @@ class Plan:
                 was bound without one.
         """
         items = self.parse_items(data)
-        self.process_items(items)
-        self.lay_out_items(items)
-        placed = self.place_items(self.encode(prompt, **tokenization), items)
+        self.fill_in_fields(items)
+        self.fill_in_layouts(items)
+        placed = self.rewrite_and_place(self.encode(prompt, **tokenization), items)
         fields: dict[str, ProcessedFields] = {}
         for name, items_of_modality in group_by_modality(items).items():
             fields[name] = [item.fields for item in items_of_modality]
@@ -219,7 +220,7 @@ class Plan:
             rows[name] = [item.layout.tokens.num_embeds for item in items_of_modality]
             fields[name] = outline.select_fields(items_of_modality, modality)
             uncomputed_fields[name] = outline.list_uncomputed_fields(items_of_modality, modality)
-        placed = self.place_items(self.encode(prompt), items)
+        placed = self.rewrite_and_place(self.encode(prompt), items)
         return outline.Outline(
             placed.token_ids, placed.placements, rows, hashes, fields, uncomputed_fields
         )
@@ -232,8 +233,8 @@ class Plan:
         """
         items = self.parse_items(data)
         self._process_for_layouts(items)
-        self.lay_out_items(items)
-        return self.place_items(self.encode(prompt), items).token_ids
+        self.fill_in_layouts(items)
+        return self.rewrite_and_place(self.encode(prompt), items).token_ids
 
     def unexpand(self, prompt: Sequence[int], data: Mapping[str, object]) -> list[int]:
         """Return the ids that a caller writes for an expanded prompt, the inverse of `expand`.
@@ -257,7 +258,7 @@ class Plan:
             return expanded
         items = self.parse_items(data)
         self._process_for_layouts(items)
-        self.lay_out_items(items)
+        self.fill_in_layouts(items)
         caller_ids = self._remove_layouts(expanded, self._group_layouts(items))
         declared = self.prompts["prompt"]
         if declared is None:
@@ -354,7 +355,7 @@ class Plan:
             items += parsed
         return items
 
-    def process(self, batches: BatchesByModality) -> dict[str, ProcessedFields]:
+    def compute_fields(self, batches: BatchesByModality) -> dict[str, ProcessedFields]:
         """Return the processed fields of canonical items, by modality.
 
         Modalities without items are left out.
@@ -371,18 +372,18 @@ class Plan:
                     self.modalities[name].check_forms(processed, batches[name].indices)
         return fields
 
-    def process_items(self, items: Sequence[Item]) -> None:
+    def fill_in_fields(self, items: Sequence[Item]) -> None:
         """Fill in the processed fields of items of a request.
 
         Errors as for `process`.
         """
         groups = group_by_modality(items)
-        fields = self.process({name: make_batch(group) for name, group in groups.items()})
+        fields = self.compute_fields({name: make_batch(group) for name, group in groups.items()})
         for name, items_of_modality in groups.items():
             for item, fields_of_item in zip(items_of_modality, fields[name], strict=True):
                 item.fields = fields_of_item
 
-    def lay_out_items(self, items: Sequence[Item], *, may_be_larger: bool = False) -> None:
+    def fill_in_layouts(self, items: Sequence[Item], *, may_be_larger: bool = False) -> None:
         """Fill in the layouts of items of a request.
 
         Args:
@@ -397,7 +398,7 @@ class Plan:
                 modality = self.modalities[item.modality]
                 item.layout = modality.lay_out(item, may_be_larger=may_be_larger)
 
-    def place_items(self, prompt: list[int], items: Sequence[Item]) -> PlacedPrompt:
+    def rewrite_and_place(self, prompt: list[int], items: Sequence[Item]) -> PlacedPrompt:
         """Rewrite a caller's prompt, and bring the layouts of its items into it.
 
         Args:
@@ -405,13 +406,13 @@ class Plan:
             items: all items of the request, with their layouts.
 
         Raises:
-            InputError: see `rewrite` and `place`.
+            InputError: see `rewrite` and `place_layouts`.
         """
         counts = {item.modality: item.count for item in items}
         rewritten = self.rewrite("prompt", prompt, counts)
-        return self.place(rewritten, self._group_layouts(items))
+        return self.place_layouts(rewritten, self._group_layouts(items))
 
-    def place(self, prompt: list[int], layouts: LayoutsByModality) -> PlacedPrompt:
+    def place_layouts(self, prompt: list[int], layouts: LayoutsByModality) -> PlacedPrompt:
         """Bring the layouts of all items into a prompt; see `mmkit.plan.placing`.
 
         Where targets of several modalities match at the same position, or anchors are equal, the

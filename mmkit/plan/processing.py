@@ -149,7 +149,7 @@ class FieldProcessor:
                 but an InputError, which reports a mistake of the caller.
         """
         if isinstance(self.process, Identity):
-            return self.finish(self._make_identity_columns(batch), batch, is_in_parts=True)
+            return self.finish(self._make_identity_columns(batch), batch, is_per_item=True)
         is_one_by_one = self.hf_call is not None and self.hf_call.hf.one_by_one
         if not self.copies_outputs and not is_one_by_one:
             return self.finish(self._call_process(batch), batch)
@@ -225,23 +225,23 @@ class FieldProcessor:
         return raw
 
     def finish(
-        self, raw: Mapping[str, Any], batch: ItemBatch, *, is_in_parts: bool = False
+        self, raw: Mapping[str, Any], batch: ItemBatch, *, is_per_item: bool = False
     ) -> ProcessedFields:
         """Split processed tensors into items and check them against the declared fields.
 
         Args:
             raw: the result of `process`, by field.
             batch: the canonical items.
-            is_in_parts: whether `raw` has a list of the items' parts for each field, made by mmkit.
-                What a function or a Hugging Face processor returns, a list too, is split by
-                `Field.split`.
+            is_per_item: whether `raw` has a list with a value per item for each field, made by
+                mmkit, of which `Field.take_parts` makes the parts. What a function or a Hugging
+                Face processor returns, a list too, is split by `Field.split`.
 
         Raises:
             InputError: a Hugging Face processor has made another shape or dtype than stated.
             SpecError: a field is missing, has another number of items, or, from a function of the
                 spec, another shape or dtype than stated.
         """
-        if self.hf_call is not None and self.hf_call.hf.outputs and not is_in_parts:
+        if self.hf_call is not None and self.hf_call.hf.outputs and not is_per_item:
             raw = rename_outputs(raw, self.hf_call.hf.outputs)
         self._check_names(raw)
         parts: list[dict[str, Any]] = [Fields() for _ in batch.values]
@@ -252,7 +252,7 @@ class FieldProcessor:
             scopes = [self.scopes.static] * len(parts)
         for step in self._steps:
             with step.location:
-                values = self._split(step, raw, batch, scopes, is_in_parts)
+                values = self._split(step, raw, batch, scopes, is_per_item)
             for fields, value in zip(parts, values, strict=True):
                 fields[step.name] = value
         for name, sizes in self._unpad.items():
@@ -298,7 +298,7 @@ class FieldProcessor:
                 columns[name] = [zeros] * len(batch.values)
         except SpecError:  # the processor takes no small item, or only its output tells a shape
             return None
-        return self.finish(columns, batch, is_in_parts=True)
+        return self.finish(columns, batch, is_per_item=True)
 
     # -- what depends on no item -------------------------------------------------------------------
 
@@ -410,12 +410,12 @@ class FieldProcessor:
         raw: Mapping[str, Any],
         batch: ItemBatch,
         scopes: Sequence[Scope],
-        is_in_parts: bool,
+        is_per_item: bool,
     ) -> Sequence[Any]:
         """Return the value of one field for each item."""
         if step.field.is_derived:
             return self._derive_all(step.field, batch, scopes)
-        if is_in_parts:
+        if is_per_item:
             return step.field.take_parts(raw[step.name], scopes)
         data = raw[step.name]
         try:
@@ -426,6 +426,7 @@ class FieldProcessor:
             num_entries = _count_entries(data)
             if len(scopes) > 1 and num_entries == 1:
                 raise SpecError(f"{error} {_ONE_BY_ONE}") from error
+            # a guess: of such fields, processors mostly return the items along the first dimension
             if step.field.batching is Batching.STACKED and num_entries > len(scopes):
                 raise SpecError(f"{error} {_SEVERAL_PER_ITEM}") from error
             raise

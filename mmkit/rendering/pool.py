@@ -173,9 +173,9 @@ class RenderProcesses:
             process.ready.result(START_TIMEOUT)
 
     def process(self, items: Mapping[str, ItemBatch]) -> Future[dict[str, ProcessedFields]]:
-        """Return the processed fields of the items of a request, as `Plan.process` returns them.
+        """Return the processed fields of the items of a request, as `Plan.compute_fields` does.
 
-        It raises the errors of `Plan.process`, and MmkitError where the process ended.
+        It raises the errors of `Plan.compute_fields`, and MmkitError where the process ended.
         """
         return self._threads.submit(self._run, items)
 
@@ -501,7 +501,7 @@ class _Worker:
             for position, value in enumerate(batch.values):
                 where = f"{self._plan.modalities[name].where}[{batch.index_of(position)}]"
                 decode_pictures(value, where)
-        fields_by_modality = self._plan.process(items)
+        fields_by_modality = self._plan.compute_fields(items)
         processing = thread_time() - start
         answers = self._write_answers(fields_by_modality, spare_files)
         return _Answer(answers, processing, thread_time() - begin - processing)

@@ -1,6 +1,7 @@
-"""The layers before all routes of a server: `BodyMiddleware` and `AnswerMiddleware`.
+"""The base of the layers before all routes of a server: `AnswerMiddleware`, then `BodyMiddleware`.
 
-Both are middleware of ASGI: an application that calls the next one.
+They are middleware of ASGI: an application that calls the next one. Where a robot drives the model,
+`OpenpiMiddleware` comes before both, and before vLLM's check of keys.
 """
 
 from __future__ import annotations

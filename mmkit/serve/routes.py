@@ -181,7 +181,6 @@ async def generate(
     output = state.find_output(request)
     options = state.engine.parse_sampling_params(request.sampling_params, state.limits)
     sampling = state.engine.make_sampling_params(options, output=output, stream=request.stream)
-    # in a session, the settings come from its first message
     prompt = await state.make_prompt(request, settings=request)
     outputs = state.engine.generate(
         prompt,

@@ -190,8 +190,8 @@ class ServerState:
 
         Args:
             message: it has the prompt and the items.
-            settings: it has `mm_processor_kwargs` and `cache_salt`: the request, or the start of
-                the session.
+            settings: it has `mm_processor_kwargs` and `cache_salt`: the first message of a session;
+                without a session, the same request as `message`.
 
         Raises:
             InputError: items, ids or names that the model does not take.
@@ -258,7 +258,8 @@ class ServerState:
 
     async def _load_media(self, media: Sequence[MediaPart]) -> None:
         """Load the media of a message in place, within the limit on pixels."""
-        # in place of the middleware's, which is for a whole session: a budget for each message
+        # The middleware has set one for the connection, which may be a session: each of its
+        # messages has a limit of its own.
         token = SERVER_REQUEST.set(self.make_server_request())
         try:
             await self.engine.load_media(media)

@@ -56,6 +56,6 @@ def check_request(manager: Any, request: Any, input_ids: Any) -> None:
         return
     ids = list(input_ids)
     plan.check_ids(ids)
-    rewritten = plan.place_items(ids, []).token_ids
+    rewritten = plan.rewrite_and_place(ids, []).token_ids
     if rewritten != ids:
         input_ids[:] = rewritten

@@ -118,9 +118,9 @@ class SpecProcessor(BaseMultimodalProcessor):
         data = ItemReader(self.plan, self._limits, self._load).read_lists(lists)
         items = self.plan.parse_items(data)
         plan = self._find_plan(options)
-        plan.process_items(items)
-        plan.lay_out_items(items, may_be_larger=bool(options))
-        placed = self.plan.place_items(ids, items)
+        plan.fill_in_fields(items)
+        plan.fill_in_layouts(items, may_be_larger=bool(options))
+        placed = self.plan.rewrite_and_place(ids, items)
         return _make_output(plan, items, placed)
 
     def shutdown(self) -> None:

@@ -74,6 +74,7 @@ def _check_prompts(plan: Plan, prompt: Mapping[str, Any], trusts: bool) -> None:
     for name in ("encoder_prompt", "decoder_prompt"):
         if isinstance(prompt.get(name), Mapping):
             parts.append(prompt[name])
+    # fields are trusted only where their ranges can be compared with the ids of the same prompt
     is_trusted = trusts and not parts
     for part in parts:
         _check_prompt(plan, part, is_trusted)

@@ -186,7 +186,7 @@ class CacheReader:
         self._entries = WeakKeyDictionary()
         self._unsent: WeakValueDictionary[str, UnsentItem] = WeakValueDictionary()
 
-    def fill_in_layouts(self, cache: Any, items: Sequence[Item]) -> None:
+    def fill_in_from_cache(self, cache: Any, items: Sequence[Item]) -> None:
         """Fill in the layouts of the items that a cache or an unsent request has.
 
         An item of a request that is on its way to the engine also gets its fields in vLLM's form.
@@ -199,6 +199,8 @@ class CacheReader:
                 item.engine_fields = unsent.fields
                 item.cache_entry = unsent.entry
             elif is_cached:
+                # None if no processor of a spec has put the item there (`adopt_features`): then it
+                # is processed again
                 item.cache_entry = entries.get(item.hash)
             if item.cache_entry is not None:
                 item.layout = item.cache_entry.layout

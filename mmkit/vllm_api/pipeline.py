@@ -226,8 +226,8 @@ class RequestPipeline:
                     copies = [item.copy_unprocessed()]
                     functions.append(self._make_reprocessor(request, copies, 0))
                 continue
-            # each depends on all of them; they share the copies, of which there would be 10^8 for
-            # a request of 10,000 items otherwise
+            # Each depends on all items of the modality, so that its index is its position among the
+            # copies. They share these: there would be 10^8 for a request of 10,000 items otherwise.
             copies = _copy_items_of_modality(request.items, name)
             for item in items_of_modality:
                 functions.append(self._make_reprocessor(request, copies, item.index))
@@ -348,7 +348,7 @@ def fill_in_cached_items(
     """
     if request.cache is None:
         return request.items
-    reader.fill_in_layouts(request.cache, engine_items)
+    reader.fill_in_from_cache(request.cache, engine_items)
     missing_items: list[Item] = []
     for name, items in request.items_by_modality.items():
         modality = plan.modalities[name]
@@ -374,7 +374,7 @@ def process_items(plan: Plan, items: Sequence[Item], offloaded: Offloaded | None
     if offloaded is not None:
         offloaded.fill_in_fields(items)
         return
-    plan.process_items(items)
+    plan.fill_in_fields(items)
 
 
 # -- 6: lay out ------------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ def lay_out_items(plan: Plan, items: Sequence[Item], *, may_be_larger: bool = Fa
         items: the items.
         may_be_larger: whether they may have more encoder rows than the largest item of the spec.
     """
-    plan.lay_out_items(items, may_be_larger=may_be_larger)
+    plan.fill_in_layouts(items, may_be_larger=may_be_larger)
 
 
 def convert_fields(plan: Plan, items: Sequence[Item], *, sends_row_counts: bool) -> None:
@@ -431,7 +431,7 @@ def place_items(plan: Plan, request: ProcessorRequest) -> PlacedPrompt:
     ids = request.prompt
     if isinstance(ids, str):
         ids = plan.encode(ids, **request.tokenization)
-    return plan.place_items(ids, request.items)
+    return plan.rewrite_and_place(ids, request.items)
 
 
 # -- 8: prepare the exchange -----------------------------------------------------------------------

@@ -25,7 +25,10 @@ ItemPaths = Mapping[str, Sequence[str]]
 
 
 class ServerRequest:
-    """One HTTP request, or one message of a session.
+    """One HTTP request, or one message of a session: what patched functions of vLLM read of it.
+
+    `mmkit.serve.bodies.BodyMiddleware` sets it in `SERVER_REQUEST` for each connection, and
+    `mmkit.serve.state.ServerState` another one while it loads the media of one message.
 
     Attributes:
         adds_special_tokens_twice: whether vLLM's options of the route let the tokenizer add the

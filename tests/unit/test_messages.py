@@ -1293,16 +1293,16 @@ def test_placeholders_without_items():
     without_tokenizer = SPEC.bind(CONFIG)
     sentence = 'spec.m: expected one item per placeholder, got 2 placeholders [5] and no item. Send items of "m", …'
     with rejects(InputError, sentence):
-        without_tokenizer.place([1, 5, 5], {})
+        without_tokenizer.place_layouts([1, 5, 5], {})
 
     with rejects(InputError, r"spec.m: expected one item …, got 1 placeholder '\x05' and no item. …"):
-        PLAN.place([5], {})
+        PLAN.place_layouts([5], {})
 
     sentence = r"spec.m: expected one item per placeholder, got 2 placeholders '\x05' and no item. …"
     with rejects(InputError, sentence):
-        PLAN.place([1, 5, 5], {})
+        PLAN.place_layouts([1, 5, 5], {})
     with rejects(InputError, sentence):
-        PLAN.place([1, 5, 5], {"m": []})
+        PLAN.place_layouts([1, 5, 5], {"m": []})
 
 
 def test_items_of_two_modalities_that_have_one_layout():

@@ -692,7 +692,7 @@ def test_the_order_of_the_data_means_nothing():
     layouts = {}
     for name, modality in plan.modalities.items():
         layouts[name] = [modality.layout_evaluator.evaluate(modality.scopes.make(ONE, 0))]
-    assert plan.place([1], layouts) == plan.place([1], dict(reversed(layouts.items())))
+    assert plan.place_layouts([1], layouts) == plan.place_layouts([1], dict(reversed(layouts.items())))
 
 
 class MergingTokenizer(Tokenizer):
@@ -876,10 +876,10 @@ def test_an_error_beside_a_cached_item_names_the_item_of_the_request():
         make_modality(item=UP_TO_FOUR, layout=embed(5) * item.length, fields={"x": batched(shape=(item.length,))})
     )
     missing = ItemBatch([None], are_embeddings=False, total=2, indices=[1])
-    expect_refusal(InputError, "spec.m[1]: expected a …, got None, …", plan.process, {"m": missing})
+    expect_refusal(InputError, "spec.m[1]: expected a …, got None, …", plan.compute_fields, {"m": missing})
     too_long = Item(modality="m", index=1, count=2, value=torch.ones(5))
     with pytest.raises(InputError, match=r"^spec\.m\[1\]: expected at most 4 encoder row"):
-        plan.lay_out_items([too_long])
+        plan.fill_in_layouts([too_long])
 
 
 def test_what_binding_has_learned_holds_with_options():
@@ -989,7 +989,7 @@ def test_the_largest_items_become_zeros_of_the_shape_that_the_spec_states():
     plan = bind_plan(modality, processor=processor)
     largest = plan.modalities["m"].largest_item()
     lengths.clear()
-    processed = plan.process({"m": ItemBatch([largest] * 2, are_embeddings=False, total=2, are_largest=True)})
+    processed = plan.compute_fields({"m": ItemBatch([largest] * 2, are_embeddings=False, total=2, are_largest=True)})
     assert len(largest) == 9
     assert set(lengths) == {1}
     for item_fields in processed["m"]:

@@ -132,7 +132,7 @@ def test_keys_are_of_processed_fields_and_not_those_of_an_outline(plan: Plan):
     steps = torch.ones(3, 1)
     (key,) = plan.outline("<series> is a", {"series": [steps]}, hasher=ItemHasher("sha256", "waves")).hashes["series"]
     (item,) = items = plan.parse_items({"series": [steps]})
-    plan.process_items(items)
+    plan.fill_in_fields(items)
     assert hash_fields(plan.modalities["series"], item.fields).hex() != key
 
 

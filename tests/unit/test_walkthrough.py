@@ -114,14 +114,14 @@ def test_step_1_parse_refuses_what_the_spec_does_not_declare(plan: Plan) -> None
 
 
 def test_step_5_process_fills_in_the_fields_of_each_item(plan: Plan, items: list[Item]) -> None:
-    plan.process_items(items)
+    plan.fill_in_fields(items)
     assert items[0].fields["series"].tolist() == [-3.0, -2.0, -1.0, 0.0, 1.0, 5.0]
     assert items[1].fields["series"].tolist() == [0.0, 0.0]
 
 
 def test_step_6_lay_out_fills_in_what_each_item_becomes_in_the_prompt(plan: Plan, items: list[Item]) -> None:
-    plan.process_items(items)
-    plan.lay_out_items(items)
+    plan.fill_in_fields(items)
+    plan.fill_in_layouts(items)
     first, second = items[0].layout, items[1].layout
     assert list(first.tokens.ids) == [PATCH, PATCH]  # six steps, four to a position
     assert first.tokens.num_embeds == 2  # of them, those that take a row of the encoder
@@ -131,12 +131,12 @@ def test_step_6_lay_out_fills_in_what_each_item_becomes_in_the_prompt(plan: Plan
 
 
 def test_step_7_place_writes_the_layouts_over_their_targets(plan: Plan, items: list[Item]) -> None:
-    plan.process_items(items)
-    plan.lay_out_items(items)
+    plan.fill_in_fields(items)
+    plan.fill_in_layouts(items)
     prompt = plan.encode(PROMPT)
     assert prompt == [SERIES, IS, A, WAVE, SERIES]
 
-    placed = plan.place_items(prompt, items)
+    placed = plan.rewrite_and_place(prompt, items)
 
     assert placed.token_ids == [PATCH, PATCH, IS, A, WAVE, PATCH]
     places = [(placement.modality, placement.index, placement.start) for placement in placed.placements]
