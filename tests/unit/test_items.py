@@ -317,6 +317,12 @@ def make_tone(samples):
     return np.sin(2 * np.pi * 440 * np.arange(samples) / samples)
 
 
+def test_a_list_of_one_sample_is_one_recording():
+    kind = Audio(largest=9, rate=16000).bind(CONFIG)
+    assert kind.split([0.5], PLACE) == [[0.5]]
+    assert kind.split([], PLACE) == []
+
+
 @needs_resampler
 @pytest.mark.parametrize("rate", [8000, 32000])
 def test_resampling_keeps_the_seconds_and_the_tone(rate):

@@ -803,6 +803,7 @@ TENSORS = [
     ("shape (3, 2).", np.zeros((3, 2), np.float32), [[[1.0] * 2, [1.0] * 2, [1.0] * 2]]),
     ("shape (2, 0).", [[], []]),
     ("shape (1, 2, 2). Send one tensor per item.", [torch.zeros(1, 2, 2)]),
+    ("shape (1, 3, 4).", [torch.zeros(1, 3, 4)]),
     ("a ragged list.", [[1.0, 2.0], [3.0]], [[1.0, 2.0], 1.0], [[[1.0, 2.0], [3.0]]]),
     ("a list that holds None.", [[1.0, 2.0], [1.0, None]], [[1.0, 2.0], None]),
     ("a list that holds bool True.", [[0, 1], [2, True]]),

@@ -235,6 +235,14 @@ def test_the_model_gets_the_number_of_rows_of_items(options, needs_row_count):
     assert bind_modality(**options).needs_row_count == needs_row_count
 
 
+def test_the_model_gets_the_number_of_rows_where_options_change_it():
+    """Otherwise the model would count with the fixed number of the server's plan."""
+    plan = bind_plan(make_modality(layout=embed(5) * kwargs.get("size", 1)))
+    assert not plan.modalities["m"].needs_row_count
+    assert not plan_for_options(plan, {"other": 1}, None).modalities["m"].needs_row_count
+    assert plan_for_options(plan, {"size": 2}, None).modalities["m"].needs_row_count
+
+
 # -- the largest item --------------------------------------------------------------------------------------------------
 
 FOUR_OR_ONE = Tensor((between(1, 4),), largest=[(4,), (1,)])
