@@ -15,6 +15,7 @@ from prometheus_client import Counter, Gauge
 
 from ..errors import InputError, write_message
 from ..plan.plan import Plan
+from ..vllm_api.errors import FAULT, ServerFault
 from ..wire.decoding import SAMPLING_FIELD
 from ..wire.limits import TooLarge
 from .engine import SAMPLING_NAMES, EngineDeadError, EngineGenerateError, LostItem, Stopped
@@ -86,9 +87,7 @@ class ErrorRow(NamedTuple):
 _SPEC = "a model with an mmkit spec"
 _POLICY = "a model whose spec has a policy"
 _CACHED = "an item in its cache"
-_SERVE = "to serve the request"
-_FAILED = "an error of its own"
-_SEE_LOG = "Its log says which."
+_SERVE, _FAILED, _SEE_LOG = FAULT
 _ORIGIN = "a page of its own address or of --allowed-origins"
 _STOPPED = "the order to stop"
 _ALIVE = "a living engine"
@@ -206,7 +205,7 @@ def make_info(error: BaseException, plan: Plan | None, route: str) -> ErrorInfo:
     if row.kind is InputError and admission_status is not None:
         status = admission_status
         reason = "capacity"
-    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, ServerFault):
         logger.error("%s failed", route, exc_info=error)
     if row.expected:
         message = write_message("server", row.expected, row.got, row.remedy)

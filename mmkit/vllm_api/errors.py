@@ -1,12 +1,16 @@
-"""Refusals in the classes of error that vLLM's server answers with their own status."""
+"""Refusals and faults in the classes of error that vLLM's server answers with their own status."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, write_message
 from .compat import find
+
+FAULT = ("to serve the request", "an error of its own", "Its log says which.")
+"""What was expected, what happened, and what to do, in a client's sentence about a fault of the
+server."""
 
 
 class ServerError(InputError):
@@ -43,3 +47,18 @@ class TooManyPixels(ServerError, _STATUS_ERROR):
     """A request whose media have more pixels than a server decodes for one request."""
 
     http_status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+
+# before there was one: no RuntimeError, for which these releases answer 400 too
+_SERVER_ERROR: Any = find("exceptions:VLLMServerError", default=Exception)
+
+
+class ServerFault(_SERVER_ERROR):
+    """A fault of a server: of its spec, or of a process that processes items.
+
+    It stands in place of an `MmkitError`, which is a ValueError: vLLM's server answers 400 to it,
+    as if the caller were wrong. The client does not learn of the cause, which the log has.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(write_message("server", *FAULT))

@@ -21,6 +21,7 @@ from ..language.items.pictures import decode_pictures
 from ..plan.item import make_batches
 from ..rendering.pool import Recipe, RenderProcesses
 from .items import ItemsPending, Offloaded
+from .server_request import report_faults
 
 OPTION = "render_processes"
 """The key of vLLM's ``additional_config`` that says how many."""
@@ -86,6 +87,10 @@ def wrap_process_tokens_async(
 
     @wraps(process_tokens)
     async def process_elsewhere(prompt: Any, **options: Any) -> Any:
+        with report_faults():
+            return await process_items_elsewhere(prompt, options)
+
+    async def process_items_elsewhere(prompt: Any, options: Mapping[str, Any]) -> Any:
         data = prompt.get("multi_modal_data")
         # other processes do not have the Hugging Face processor that options of a request configure
         if not data:

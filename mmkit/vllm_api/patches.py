@@ -26,7 +26,7 @@ from .errors import Refused, TooManyPixels
 from .exchange import adopt_features, wrap_add_request
 from .items import has_processed_items
 from .pipeline import has_pipeline
-from .server_request import SERVER_REQUEST, ServerRequest
+from .server_request import SERVER_REQUEST, ServerRequest, report_faults
 
 
 def _serves_spec(renderer: Any) -> bool:
@@ -45,27 +45,38 @@ def wrap_process_tokens(process_tokens: Any) -> Any:
     one `cache_salt`, so that no tenant reaches the items of another one.
     """
 
-    is_async = inspect.iscoroutinefunction(process_tokens)
-
-    async def return_awaitable(value: Any) -> Any:
-        return value
-
     @wraps(process_tokens)
     def check_and_process(self: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         if not _serves_spec(self):
             return process_tokens(self, prompt, *args, **kwargs)
         if has_processed_items(prompt):
             # the caller has rendered it before: vLLM would keep its ids and lose its items
-            engine_input = dict(prompt)
-            if is_async:
-                return return_awaitable(engine_input)
-            return engine_input
-        if not prompt.get("multi_modal_data"):
-            ids = _rewrite_prompt_without_items(self.mm_processor.plan, prompt)
-            prompt = {**prompt, "prompt_token_ids": ids}
-        return process_tokens(self, salt_uuids(prompt), *args, **kwargs)
+            return dict(prompt)
+        with report_faults():
+            checked_prompt = _check_prompt(self.mm_processor.plan, prompt)
+            return process_tokens(self, checked_prompt, *args, **kwargs)
 
+    @wraps(process_tokens)
+    async def check_and_process_async(self: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _serves_spec(self):
+            return await process_tokens(self, prompt, *args, **kwargs)
+        if has_processed_items(prompt):
+            return dict(prompt)
+        with report_faults():
+            checked_prompt = _check_prompt(self.mm_processor.plan, prompt)
+            return await process_tokens(self, checked_prompt, *args, **kwargs)
+
+    if inspect.iscoroutinefunction(process_tokens):
+        return check_and_process_async
     return check_and_process
+
+
+def _check_prompt(plan: Plan, prompt: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a prompt with salted uuids; the ids of a prompt without items are rewritten."""
+    if not prompt.get("multi_modal_data"):
+        ids = _rewrite_prompt_without_items(plan, prompt)
+        prompt = {**prompt, "prompt_token_ids": ids}
+    return salt_uuids(prompt)
 
 
 def _rewrite_prompt_without_items(plan: Plan, prompt: Mapping[str, Any]) -> list[int]:

@@ -9,16 +9,20 @@ anything.
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from functools import wraps
 from typing import Any
 
-from ..errors import InputError, relocate
-from .errors import TooManyPixels
+from ..errors import InputError, MmkitError, relocate
+from .errors import ServerFault, TooManyPixels
+
+logger = logging.getLogger(__name__)
 
 ItemPaths = Mapping[str, Sequence[str]]
 """The paths of the items of one conversation, by modality and in order."""
@@ -111,6 +115,24 @@ class ServerRequest:
 
 SERVER_REQUEST: ContextVar[ServerRequest | None] = ContextVar("mmkit_request", default=None)
 """The request that a task works on; None offline."""
+
+
+@contextmanager
+def report_faults() -> Iterator[None]:
+    """Make errors in a server that are no mistake of the caller faults of the server, and log them.
+
+    Raises:
+        ServerFault: in place of an MmkitError that is no InputError.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except MmkitError as error:
+        if SERVER_REQUEST.get() is None:
+            raise
+        logger.error("A request failed", exc_info=error)
+        raise ServerFault from error
 
 
 def inherit_context(executor: Executor) -> None:

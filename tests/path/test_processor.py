@@ -8,6 +8,7 @@ the gallery (test_gallery.py) and of the correct bases (test_planted_bugs.py); w
 
 from __future__ import annotations
 
+import asyncio
 import re
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -22,6 +23,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from mmkit import (
     InputError,
+    MmkitError,
     ModelSpec,
     SpecError,
     Tensor,
@@ -48,8 +50,9 @@ from mmkit.plan.placement import ItemLayout
 from mmkit.testing import vllm_path
 from mmkit.testing.differences import find_difference
 from mmkit.vllm_api import admission, patches
-from mmkit.vllm_api.errors import Refused
+from mmkit.vllm_api.errors import Refused, ServerFault
 from mmkit.vllm_api.pipeline import ProcessorRequest
+from mmkit.vllm_api.server_request import SERVER_REQUEST, ServerRequest
 from tests.path.plain import ONES, ids, plain, processor, run
 from tests.path.planted.base import HIDDEN, MIXED, series
 
@@ -239,6 +242,53 @@ def test_a_prompt_without_items_is_rewritten_by_the_renderer() -> None:
 def test_a_prompt_without_items_is_guarded_by_the_renderer(wrong: list[Any]) -> None:
     with pytest.raises(InputError, match=r"^plain\."):
         render_ids(processor(WITH_ENDING), wrong)
+
+
+@pytest.mark.parametrize(
+    ("raised", "in_server", "offline"),
+    [
+        (MmkitError("plain, render processes", "one that answers", "one that ended"), ServerFault, MmkitError),
+        (SpecError("plain.frames, process", "a dict of tensors", "None"), ServerFault, SpecError),
+        (InputError("plain.frames[0]", "a number", "nan"), InputError, InputError),
+        (ZeroDivisionError("not ours"), ZeroDivisionError, ZeroDivisionError),
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_fault_of_the_server_is_none_of_the_caller(
+    raised: Exception, in_server: Any, offline: Any, is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM's server answers 400 to a ValueError, which every error of mmkit is. The log has the cause."""
+
+    def process_tokens(renderer: Any, prompt: Any) -> Any:
+        raise raised
+
+    async def process_tokens_async(renderer: Any, prompt: Any) -> Any:
+        raise raised
+
+    renderer = SimpleNamespace(mm_processor=processor(WITH_ENDING))
+    guarded = patches.wrap_process_tokens(process_tokens_async if is_async else process_tokens)
+
+    def process() -> None:
+        result = guarded(renderer, {"prompt_token_ids": ids("a")})
+        if is_async:
+            asyncio.run(result)
+
+    with pytest.raises(offline) as without_server:
+        process()
+    assert without_server.value is raised
+    assert not caplog.records
+    token = SERVER_REQUEST.set(ServerRequest(0, AssertionError))  # type: ignore[arg-type]
+    try:
+        with pytest.raises(in_server) as with_server:
+            process()
+    finally:
+        SERVER_REQUEST.reset(token)
+    assert isinstance(with_server.value, ValueError) == issubclass(in_server, InputError)
+    if in_server is ServerFault:
+        assert str(with_server.value) == (
+            "server: expected to serve the request, got an error of its own. Its log says which."
+        )
+        assert str(raised) in caplog.text
 
 
 def test_a_prompt_with_items_is_rewritten_by_the_processor() -> None:

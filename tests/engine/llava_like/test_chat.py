@@ -8,11 +8,12 @@ import socket
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
 
-from examples.llava_like.cases import Case
+from examples.llava_like.cases import Case, draw_picture
 from examples.llava_like.offline import answer
 from examples.llava_like.reference import Reference
 from examples.server import Server
@@ -96,6 +97,21 @@ def test_a_damaged_jpeg_file_is_refused_by_the_render_process_that_decodes_it(se
     refusal = ask_chat(server, [make_jpeg_part(file[:beginning_of_pixels] + file[-2:])])
     assert refusal.status == 400
     assert "expected an image that can be read, got OSError" in refusal.text
+
+
+def test_a_render_process_that_dies_is_a_fault_of_the_server(server: Server, answer_by_engine: Any) -> None:
+    """At vLLM's route, too. Each of the two costs a request; then there are others."""
+    head = psutil.Process(server.process.pid)
+    parts = [make_jpeg_part(save_jpeg(draw_picture(77)))]
+    for child in head.children():
+        if child.nice() > head.nice():
+            child.kill()
+    first, second, third = [ask_chat(server, parts) for _ in range(3)]
+    sentence = "server: expected to serve the request, got an error of its own. Its log says which."
+    assert first == Answer(500, sentence)
+    assert second == first or second.status == 200
+    assert third.status == 200
+    assert ask_chat(server, make_url_parts(PICTURES[0])) == answer_by_engine(PICTURES[0])
 
 
 def make_embeds_parts(rows: list[Any]) -> list[Any]:
