@@ -183,7 +183,7 @@ class Actor:
 
 
 def read_rows(table: pa.Table) -> list[Row]:
-    """Return rows as Python values; lists of ``fixed_shape_tensor`` as arrays (items, *shape)."""
+    """Return rows as Python values; each ``fixed_shape_tensor`` as an array of its shape."""
     rows: list[Row] = [{} for _ in range(len(table))]
     for name, column in zip(table.column_names, table.columns, strict=True):
         for row, value in zip(rows, _read_column(column), strict=True):
@@ -192,7 +192,9 @@ def read_rows(table: pa.Table) -> list[Row]:
 
 
 def _read_column(column: pa.ChunkedArray) -> list[Any]:
-    """Return the values of a column."""
+    """Return the values of a column, which may be of ``fixed_shape_tensor`` or of lists of it."""
+    if isinstance(column.type, pa.FixedShapeTensorType):
+        return [cell.to_numpy() if cell.is_valid else None for cell in column]
     value_type = getattr(column.type, "value_type", None)
     if not isinstance(value_type, pa.FixedShapeTensorType):
         return column.to_pylist()

@@ -57,10 +57,15 @@ MODEL_METHODS = ("multimodal", "input_ids")
 """What vLLM's models embed, by a method ``embed_<name>`` each."""
 
 
+PART_KEYS = ("type", "uuid")
+"""The keys of a part of a message beside its item."""
+
+
 _OWNERS_OF_MODALITY_NAMES: Mapping[str, Sequence[str]] = {
     "an argument of the trainer's processor": CALL_ARGUMENTS,
     "a key of a sample of the trainer's collator": SAMPLE_KEYS,
     "a part of vLLM's chat messages": PARTS,
+    "a key of a part of a message": PART_KEYS,
     "what vLLM's models embed": MODEL_METHODS,
 }
 

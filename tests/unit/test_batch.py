@@ -39,6 +39,18 @@ def test_lists_of_tensors_keep_their_values(counts: list[int | None], shape: tup
             assert np.array_equal(np.array(row["items"]).reshape(-1, *shape), values[start : start + count])
 
 
+def test_tensors_keep_their_shape() -> None:
+    """Each row is one item."""
+    values = np.arange(12, dtype="float32").reshape(2, 3, 2)
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+    with_null = pa.ExtensionArray.from_storage(
+        tensors.type, pa.concat_arrays([tensors.storage, pa.nulls(1, tensors.storage.type)])
+    )
+    rows = batch.read_rows(pa.table({"id": range(3), "items": with_null}))
+    assert np.array_equal(np.stack([row["items"] for row in rows[:2]]), values)
+    assert rows[2]["items"] is None
+
+
 def test_images_are_files() -> None:
     picture, file = Image.new("RGB", (3, 2), (1, 2, 3)), BytesIO()
     picture.save(file, "PNG")

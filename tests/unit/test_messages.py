@@ -234,6 +234,8 @@ NAMES = [
     ),
     ("…, got 'answer', a key of a sample of the trainer's collator. …", "answer"),
     ("…, got 'refusal', a part of vLLM's chat messages. …", "refusal"),
+    ("…, got 'type', a key of a part of a message. …", "type"),
+    ("…, got 'uuid', a key of a part of a message. …", "uuid"),
     ("…, got 'multimodal', what vLLM's models embed. …", "multimodal"),
     ("…, got 'self', the first argument of every method. …", "self"),
     ("…, got 'lambda', a keyword of Python. …", "lambda"),
