@@ -93,7 +93,7 @@ class BoundModality:
             the Hugging Face processor knows its rows, the first dummy request tells them.
         largest_cell: the largest item that fits the context.
         least_length_cell: the least number of samples of audio that has an encoder row.
-        engine_cache: where `vllm_api` or `sglang_api` keeps what it derives from the modality.
+        adapter_memo: what `vllm_api` or `sglang_api` derives from the modality, computed once.
     """
 
     spec: Modality
@@ -119,7 +119,7 @@ class BoundModality:
     stated_largest_cell: Once[LaidOutItem] = field(default_factory=Once)
     largest_cell: Once[LargestItem] = field(default_factory=Once)
     least_length_cell: Once[int] = field(default_factory=Once)
-    engine_cache: dict[Any, Any] = field(default_factory=dict)
+    adapter_memo: dict[Any, Any] = field(default_factory=dict)
 
     # -- items of requests -------------------------------------------------------------------------
 

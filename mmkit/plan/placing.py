@@ -476,6 +476,8 @@ class _Search:
         while start >= 0:
             stop = start + len(layout_string)
             is_all_matched = matched_before[stop] - matched_before[start] == len(layout_string)
+            # Targets do not overlap: if the first that begins here ends behind the layout, no other
+            # one lies inside.
             position = bisect_left(target_starts, start)
             if position < len(targets) and not is_all_matched:
                 target = targets[position]

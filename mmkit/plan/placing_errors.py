@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..errors import InputError
 from ..language.layout import Insert, Replace, Target, Update, make_id_string
 from ..language.vocabulary import Vocabulary, describe_ids
-from .placement import LayoutsByModality, ReservedTargets
+from .placement import ItemLayout, LayoutsByModality, ReservedTargets
 
 
 class WrongForm(InputError):
@@ -180,7 +180,7 @@ def _count_caller_ids(task: PlacingTask, modality: str, left_over: Sequence[int]
         modality: one whose layouts are not inserted.
         left_over: the ids that are left over, if there are any.
     """
-    layouts = task.layouts[modality]
+    layouts = _list_layouts_of(task.layouts[modality], left_over)
     tokens = layouts[0].tokens
     ids = layouts[0].unexpanded_ids
     word = _name_of_caller_ids(layouts[0].updates[0].update)
@@ -200,6 +200,19 @@ def _count_caller_ids(task: PlacingTask, modality: str, left_over: Sequence[int]
     elif count == len(layouts) and left_over:  # the target of another item, or alternative
         got = f"{count}, and {task.describe(left_over)} beside"
     return _Sentence(expected, got, remedy)
+
+
+def _list_layouts_of(layouts: Sequence[ItemLayout], left_over: Sequence[int]) -> list[ItemLayout]:
+    """Return the layouts for which a caller writes the ids that are left over.
+
+    Mostly all layouts have the same ids. If none has those that are left over, these are the
+    layouts with the ids of the first item.
+    """
+    ids = layouts[0].unexpanded_ids
+    for layout in layouts:
+        if layout.unexpanded_ids == tuple(left_over):
+            ids = layout.unexpanded_ids
+    return [layout for layout in layouts if layout.unexpanded_ids == ids]
 
 
 def _count_placeholders(task: PlacingTask, count: int, embed_ids: Collection[int]) -> str:

@@ -92,7 +92,7 @@ class BodyMiddleware(ServerMiddleware):
 
     async def handle(self, scope: Any, receive: Any, send: Any, state: ServerState) -> None:
         """Answer a request; by 400 or 413 if its body is refused."""
-        request = VllmRequest(b"", {}, state.make_server_request())
+        request = CheckedRequest(b"", {}, state.make_server_request())
         if _has_body_for_vllm(scope):
             path = _get_route_path(scope)
             try:
@@ -150,8 +150,10 @@ def _make_receive(body: bytes, receive: Any) -> Any:
 # -- one request -----------------------------------------------------------------------------------
 
 
-class VllmRequest(NamedTuple):
-    """What vLLM's route and its functions receive of one HTTP request, once it is checked.
+class CheckedRequest(NamedTuple):
+    """An HTTP request that is checked: what vLLM's route and its functions receive of it.
+
+    A request to one of mmkit's routes has an empty body here: the route reads it by itself.
 
     Attributes:
         body: as vLLM may read it.
@@ -164,7 +166,7 @@ class VllmRequest(NamedTuple):
     server_request: ServerRequest
 
 
-async def read_request(request: Request, path: str, state: ServerState) -> VllmRequest:
+async def read_request(request: Request, path: str, state: ServerState) -> CheckedRequest:
     """Read the body of a request to one of vLLM's routes, check it, and load its items.
 
     Raises:
@@ -174,11 +176,11 @@ async def read_request(request: Request, path: str, state: ServerState) -> VllmR
     """
     body = bytes(await receive_body(request, state.limits))
     if path in _FILE_ROUTES and _get_content_type(request) in _FILE_TYPES:
-        return VllmRequest(body, {}, state.make_server_request())
+        return CheckedRequest(body, {}, state.make_server_request())
     checked = await run_in_thread_if_large(len(body), check_body, path, body, state)
     message_format = MESSAGE_FORMATS.get(path)
     if message_format is None:
-        return VllmRequest(checked.body, {}, state.make_server_request())
+        return CheckedRequest(checked.body, {}, state.make_server_request())
     server_request = state.make_server_request(
         message_format.field,
         checked.item_paths,
@@ -188,7 +190,7 @@ async def read_request(request: Request, path: str, state: ServerState) -> VllmR
     items = {}
     for moved, value in zip(checked.moved_items, checked.values, strict=True):
         items[moved.url] = ChatItem(moved.modality, value, moved.uuid)
-    return VllmRequest(checked.body, items, server_request)
+    return CheckedRequest(checked.body, items, server_request)
 
 
 def _get_content_type(request: Request) -> str:

@@ -7,9 +7,9 @@ A request to ``POST /v1/mm/generate`` makes these calls, in this order:
   its body itself;
 - `routes.handle_generate` is the endpoint of the router;
 - `routes.answer_request` makes a response of what the calls below return or raise;
-- `routes.receive_message` receives the body (`routes.receive_body`), checks its size
-  (`wire.limits.check_size`) and decodes it (`wire.decoding.decode_json`) as a
-  `protocol.GenerateRequest`;
+- `routes.receive_message` receives the body (`routes.receive_body`). `wire.limits.parse_message`,
+  in a thread if the body is large, checks its size (`wire.limits.check_size`) and decodes it
+  (`wire.decoding.decode_json`) as a `protocol.GenerateRequest`;
 - `routes.generate` makes the answer to that message:
 
   - for the settings it calls `state.ServerState.resolve_model`, `state.ServerState.find_output`,

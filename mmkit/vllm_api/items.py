@@ -178,7 +178,7 @@ def make_vllm_fields(modality: BoundModality, *, sends_row_counts: bool) -> dict
         modality: the modality, which keeps the result.
         sends_row_counts: whether the model receives the number of encoder rows of each item.
     """
-    vllm_fields: dict[str, Any] | None = modality.engine_cache.get(sends_row_counts)
+    vllm_fields: dict[str, Any] | None = modality.adapter_memo.get(sends_row_counts)
     if vllm_fields is None:
         vllm_fields = {}
         for key, field in modality.fields_and_embeds.items():
@@ -186,7 +186,7 @@ def make_vllm_fields(modality: BoundModality, *, sends_row_counts: bool) -> dict
         if sends_row_counts and modality.needs_row_count:
             key = row_count_field(modality.name)
             vllm_fields[key] = vllm_inputs.MultiModalBatchedField(**_ON_CPU)
-        modality.engine_cache[sends_row_counts] = vllm_fields
+        modality.adapter_memo[sends_row_counts] = vllm_fields
     return vllm_fields
 
 

@@ -130,15 +130,16 @@ class RequestPipeline:
             SpecError: a mistake of the spec.
         """
         check_ids_and_uuids(self.plan, request)
+        # all but those that become ids only, which no cache of vLLM and no engine has
         engine_items = select_engine_items(self.plan, request.items)
         with timer("get_mm_hashes"):
             hash_items(self.plan, self._hasher, request)
         with timer("get_cache_missing_items"):
-            missing_items = fill_in_cached_items(
+            items_to_process = fill_in_cached_items(
                 self.plan, self._reader, self._id_layouts, request, engine_items
             )
         with timer("apply_hf_processor"):
-            self.process_and_lay_out(request, missing_items)
+            self.process_and_lay_out(request, items_to_process)
             if request.cache is not None:
                 self._process_cached_items_if_cache_is_small(request, engine_items)
         with timer("apply_prompt_updates"):
@@ -334,10 +335,10 @@ def fill_in_cached_items(
     request: ProcessorRequest,
     engine_items: Sequence[Item],
 ) -> list[Item]:
-    """Fill in the layouts of the items that a cache has, and return the others.
+    """Fill in the layouts of the items that a cache has, and return the items to process.
 
-    Another request on its way to the engine may have an item, too. What is returned is to be
-    processed: the items without a layout, and those that depend on one of them.
+    These are the items without a layout, and those that depend on one of them; without a cache, all
+    items. Another request on its way to the engine may have an item, too.
 
     Args:
         plan: the server's plan.
@@ -349,7 +350,7 @@ def fill_in_cached_items(
     if request.cache is None:
         return request.items
     reader.fill_in_from_cache(request.cache, engine_items)
-    missing_items: list[Item] = []
+    items_to_process: list[Item] = []
     for name, items in request.items_by_modality.items():
         modality = plan.modalities[name]
         if modality.is_ids_only:
@@ -358,8 +359,8 @@ def fill_in_cached_items(
         missing_here: Sequence[Item] = [item for item in items if item.layout is None]
         if missing_here and not modality.are_independent(len(items)):
             missing_here = items  # each depends on all of them
-        missing_items += missing_here
-    return missing_items
+        items_to_process += missing_here
+    return items_to_process
 
 
 # -- 5: process ------------------------------------------------------------------------------------

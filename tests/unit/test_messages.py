@@ -1372,6 +1372,15 @@ def test_a_target_inside_the_layout_of_another_modality(prompt):
         place(prompt, {"image": [image, image], "video": [video]}, "spec")
 
 
+@pytest.mark.parametrize("target", [3, 4])
+def test_a_target_too_many_of_items_with_different_targets(target):
+    """The error counts the target that is left over, and the items that have it."""
+    small, large = (make_item_layout([9], [("replace", [number])], embeds=(9,)) for number in (3, 4))
+    sentence = f"spec.m: expected 1 target [{target}] in the prompt for 1 item, got 2. Write one target per item, and …"
+    with rejects(LeftOver, sentence):
+        place([3, 4, target] if target == 4 else [3, 3, 4], {"m": [small, large]}, "spec")
+
+
 def test_a_prompt_that_lacks_a_target():
     sentence = (
         "spec.m: expected 1 target [3] in the prompt for 1 item, got 0. Write one target per item, and nothing else …"
